@@ -1,0 +1,174 @@
+"""From what rules recommend to what a person can type: the engine version's real flags, or what to do instead."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from kvdoctor.engines.base import COMMON_COMMANDS, Args, Command, Engine, Lever, in_range, lever_for
+from kvdoctor.facts import LEVERS, Fact, FactSet, How, Known
+from kvdoctor.findings import Action, Advice, Plan, Turn, Verdict, Watermark, WhatIf
+
+ALERT_HIGH = 0.85
+ALERT_LOW = 0.70
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What advice depends on: the engine table (None: unknown engine), its version, its arguments, the facts."""
+
+    engine: Engine | None
+    version: str | None
+    args: Args
+    facts: FactSet
+
+
+OPPOSITE: Mapping[str, str] = {"up": "down", "down": "up", "on": "off", "off": "on"}
+
+
+def with_actions(verdict: Verdict, advice: Advice, setting: Setting) -> Verdict:
+    """The verdict with its levers and confirm commands rendered for the engine version seen."""
+    actions = tuple(action(turn, advice.checks, setting) for turn in advice.turns)
+    return replace(verdict, actions=actions, confirm=commands(advice.confirm, setting))
+
+
+def action(turn: Turn, checks: Sequence[str], setting: Setting) -> Action:
+    """One lever in the engine's words; a flag this version does not have is never printed."""
+    entry = lever_for(setting.engine, turn.lever, setting.version) if setting.engine is not None else None
+    verify = "; ".join(checks)
+    if entry is None:
+        return Action(turn.lever, None, None, _target(turn), turn.direction, LEVERS[turn.lever], "", "", verify,
+                      f"{_words(turn)}: the engine is not known, so no flag can be named", turn.why)  # fmt: skip
+    now = _now(entry, setting)
+    to = _target(turn)
+    return Action(
+        lever=turn.lever,
+        flag=entry.flag,
+        start=now,
+        to=to,
+        direction=turn.direction,
+        effect=entry.effect or LEVERS[turn.lever],
+        cost=entry.cost,
+        next_limit=entry.next_limit,
+        verify=verify or entry.verify,
+        instead=entry.instead if entry.flag is None else "",
+        why=turn.why,
+    )
+
+
+def _words(turn: Turn) -> str:
+    return (
+        {"up": "raise", "down": "lower", "on": "switch on", "off": "switch off", "set": "set"}.get(
+            turn.direction, turn.direction
+        )
+        + " "
+        + LEVERS[turn.lever]
+    )
+
+
+def _now(entry: Lever, setting: Setting) -> str | None:
+    if entry.setting and setting.engine is not None:
+        for key in (*setting.engine.canonical_args.get(entry.setting, ()), entry.setting):
+            if key in setting.args:
+                return setting.args[key]
+    if entry.default is not None:
+        return f"{entry.default} (default)" if setting.version else f"{entry.default} (default, version not known)"
+    return None
+
+
+def _target(turn: Turn) -> str | None:
+    if turn.to is None:
+        return {"on": "on", "off": "off"}.get(turn.direction)
+    if isinstance(turn.to, str):
+        return turn.to
+    if not isinstance(turn.to, Known):
+        return None
+    low, high = float(turn.to.lo), float(turn.to.hi)
+    if turn.unit in ("count", "tok"):
+        # a limit is rounded towards the safe side of its direction
+        rounded = math.floor if turn.direction == "down" else math.ceil
+        low, high = float(rounded(low)), float(rounded(high))
+    text = f"{low:g}" if low == high else f"{low:g} to {high:g}"
+    if turn.unit == "B":
+        text = f"{low / 2**30:.2f} GiB"
+    return f"about {text}" if turn.to.how != "measured" else text
+
+
+def commands(names: Sequence[str], setting: Setting) -> tuple[str, ...]:
+    """The commands of these names that exist on the engine version, in order; at most three."""
+    out: list[str] = []
+    for name in names:
+        table: Sequence[Command] = (*(setting.engine.commands if setting.engine is not None else ()), *COMMON_COMMANDS)
+        for command in table:
+            if command.name == name and in_range(setting.version, command.since, command.until) is not False:
+                out.append(fill(command.text))
+                break
+    return tuple(dict.fromkeys(out))[:3]
+
+
+def fill(text: str) -> str:
+    """Placeholders nobody filled are printed in capitals, so that a person sees what to put there."""
+    for name in ("url", "log", "pid", "model"):
+        text = text.replace("{" + name + "}", name.upper())
+    return text
+
+
+def plan(
+    findings: Sequence[Verdict],
+    policies: Mapping[str, Mapping[str, object]],
+    setting: Setting,
+    what_if: tuple[WhatIf, ...] | None = None,
+) -> Plan:
+    """One plan from the unmuted findings: no lever twice, never two that pull in opposite directions (the graver wins)."""
+    chosen: dict[str, Action] = {}
+    patch: dict[str, object] = {}
+    for verdict in findings:
+        if verdict.muted_by is not None or verdict.advice_muted_by is not None:
+            continue
+        for act in verdict.actions:
+            if act.lever in chosen or _against(act, chosen):
+                continue
+            chosen[act.lever] = act
+        for key, value in policies.get(verdict.rule, {}).items():
+            patch.setdefault(key, value)
+    watermark, how = _watermark(setting.facts)
+    high = Watermark(ALERT_HIGH, ALERT_HIGH, ALERT_HIGH)
+    low = Watermark(ALERT_LOW, ALERT_LOW, ALERT_LOW)
+    basis = (
+        "the alert pair is the published default for queueing and shared devices, on KV-pool usage, never on device memory; "
+        + ("the admission watermark was found by replaying this load" if watermark is not None else
+           "the admission watermark needs a replay of this load (kvdoctor diagnose --what-if auto, with arrivals and lengths)")
+    )  # fmt: skip
+    return Plan(high, low, watermark, basis, how, tuple(chosen.values()), patch or None, what_if)
+
+
+def _watermark(facts: FactSet) -> tuple[Watermark | None, How | None]:
+    fact: Fact = facts["whatif.watermark"]
+    if isinstance(fact, Known):
+        low, high = float(fact.lo), float(fact.hi)
+        return Watermark((low + high) / 2, low, high), "estimated"
+    return None, None
+
+
+_PULLS: Mapping[tuple[str, str], tuple[tuple[str, str], ...]] = {
+    # more sequences at once against fewer admitted, and so on: pairs that undo each other
+    ("sched.max_running", "up"): (
+        ("admission.free_share", "up"),
+        ("admission.full_prompt", "on"),
+        ("admission.reserve_output", "up"),
+    ),
+    ("kv.pool_share", "up"): (("kv.pool_share", "down"), ("mem.graphs", "up")),
+    ("admission.reserve_output", "down"): (("admission.free_share", "up"),),
+}
+
+
+def _against(act: Action, chosen: Mapping[str, Action]) -> bool:
+    mine = (act.lever, act.direction)
+    for other in chosen.values():
+        theirs = (other.lever, other.direction)
+        if act.lever == other.lever and OPPOSITE.get(act.direction) == other.direction:
+            return True
+        if theirs in _PULLS.get(mine, ()) or mine in _PULLS.get(theirs, ()):
+            return True
+    return False

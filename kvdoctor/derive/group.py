@@ -1,0 +1,363 @@
+"""Facts over several runs: replicas at the same time, a run before and after a change, rows of a benchmark."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kvdoctor.derive.view import View
+from kvdoctor.facts import FactSet, Known, Unknown, bound, estimated, measured
+from kvdoctor.parse.benchcsv import BenchRow
+from kvdoctor.readings import Timed
+
+POLICY_SETTINGS = (
+    "free_share",
+    "max_running",
+    "policy",
+    "full_prompt",
+    "reserve_policy",
+    "max_queue",
+    "batch_tokens",
+    "prefix",
+)
+
+
+def add(group: FactSet, views: Sequence[View], bench: Sequence[Timed[tuple[BenchRow, ...]]]) -> None:
+    """Derive ``group.*`` and the group's ``spread.*``."""
+    _replicas(group, views)
+    _fractions(group, views)
+    _before_after(group, views)
+    for timed in bench:
+        _bench(group, timed)
+
+
+def _base(model: str | None) -> str:
+    return (model or "").rstrip("/").rsplit("/", 1)[-1].lower()
+
+
+_IGNORED = frozenset(
+    {
+        "port",
+        "host",
+        "model",
+        "model_path",
+        "served_model_name",
+        "nnodes",
+        "node_rank",
+        "dist_init_addr",
+        "random_seed",
+        "seed",
+        "api_key",
+        "base_gpu_id",
+        "nccl_port",
+    }
+)
+
+
+def _comparable(a: View, b: View, but: Sequence[str] = ()) -> bool:
+    """Same engine and model as far as known, and no known setting differs (``but`` canonical settings excepted)."""
+    if a.target.engine is not b.target.engine or a.target.engine is None:
+        return False
+    if a.target.model and b.target.model and _base(a.target.model) != _base(b.target.model):
+        return False
+    allowed = set(_IGNORED)
+    for name in but:
+        allowed.update(a.target.engine.canonical_args.get(name, ()))
+        allowed.add(name)
+    common = a.target.args.keys() & b.target.args.keys()
+    return all(a.target.args[k] == b.target.args[k] for k in common if k not in allowed)
+
+
+def _overlap(a: View, b: View) -> bool | None:
+    """Did both run at the same time? None when one carries no clock."""
+    wa, wb = _span(a), _span(b)
+    if wa is None or wb is None:
+        return None
+    return wa[0] <= wb[1] and wb[0] <= wa[1]
+
+
+def _span(view: View) -> tuple[float, float] | None:
+    times = [t for t in (view.window.start, view.window.end) if t is not None]
+    times += [t for run in view.target.logs for t in (run.first_time, run.last_time) if t is not None]
+    return (min(times), max(times)) if times else None
+
+
+def _replicas(group: FactSet, views: Sequence[View]) -> None:
+    """Equal replicas with different pools, and an uneven load among targets that ran at the same time."""
+    pools = [(v, p) for v in views if (p := v.facts.known("kv.pool_tokens")) is not None]
+    best: Known | None = None
+    for i, (a, pa) in enumerate(pools):
+        for b, pb in pools[i + 1 :]:
+            low, high = sorted((float(pa.hi), float(pb.hi)))
+            if (
+                low > 0
+                and _comparable(a, b)
+                and _overlap(a, b) is not False
+                and not _restarted(a, b)
+                or (low > 0 and _comparable(a, b) and _same_moment(a, b))
+            ):
+                ratio = high / low
+                if best is None or ratio > float(best.hi):
+                    best = Known(ratio, ratio, "measured", "s", f"{pa.source} and {pb.source}")
+    group.set(
+        "group.pool_ratio", best if best is not None else Unknown("needs the pool sizes of two replicas of one model")
+    )
+    together = [
+        v
+        for i, v in enumerate(views)
+        if any(
+            _overlap(v, o) and _comparable(v, o, ("pool_blocks", "pool_tokens", "fraction"))
+            for j, o in enumerate(views)
+            if j != i
+        )
+    ]
+    running = [(v, r) for v in together if (r := v.facts.number("req.running_max")) is not None]
+    if len(running) > 1:
+        mean = math.fsum(r for _, r in running) / len(running)
+        if mean > 0:
+            top = max(running, key=lambda x: x[1])
+            group.set(
+                "spread.running_ratio",
+                measured(top[1] / mean, "w", f"running per replica, largest {top[0].target.name}"),
+            )
+    usage = [u for v in together if (u := v.facts.number("kv.usage_max")) is not None]
+    if len(usage) > 1:
+        group.set("spread.usage_gap", measured(max(usage) - min(usage), "w", "largest usage per replica"))
+    counts = [(v, c) for v in together if (c := v.facts.number("preempt.count")) is not None]
+    total = math.fsum(c for _, c in counts)
+    if len(counts) > 1 and total > 0:
+        group.set(
+            "spread.preempt_top",
+            measured(max(c for _, c in counts) / total, "w", "preemptions per replica", events=total),
+        )
+
+
+def _restarted(a: View, b: View) -> bool:
+    """Two runs in one file or on one port are one server restarted, not replicas."""
+    origins = {r.origin for r in a.target.logs} & {r.origin for r in b.target.logs}
+    return bool(origins)
+
+
+def _same_moment(a: View, b: View) -> bool:
+    """Start lines within ten minutes of each other in different files: replicas brought up together."""
+    sa, sb = _span(a), _span(b)
+    return sa is not None and sb is not None and abs(sa[0] - sb[0]) <= 600 and not _restarted(a, b)
+
+
+def _fractions(group: FactSet, views: Sequence[View]) -> None:
+    """f fails for too little KV, f + .01 runs out of memory: no fraction in between is left."""
+    small: list[float] = []
+    burst: list[float] = []
+    source = ""
+    for view in views:
+        fraction = view.facts.number("mem.fraction")
+        if fraction is None:
+            continue
+        if view.facts.text("start.error") == "pool_too_small":
+            small.append(fraction)
+        count = view.facts.number("oom.count")
+        if count:
+            burst.append(fraction)
+            source = source or view.target.name
+    if small and burst:
+        gap = min(b - s for b in burst for s in small)
+        # one step of the setting is .01; what lies between two neighbouring steps is not worth a third try
+        group.set("group.fraction_bracket", measured(0 <= round(gap, 6) <= 0.011, "s", source))
+    else:
+        group.set(
+            "group.fraction_bracket",
+            Unknown(
+                "needs one start that failed for too little KV and one that ran out of memory, with their fractions"
+            ),
+        )
+
+
+def _ordered_pair(views: Sequence[View]) -> tuple[View, View] | None:
+    """The earlier and the later of two runs that did not overlap."""
+    served = [v for v in views if v.facts.text("target.phase") != "starting"]
+    if len(served) != 2 or served[0].target.engine is not served[1].target.engine or served[0].target.engine is None:
+        return None
+    a, b = served
+    if a.target.model and b.target.model and _base(a.target.model) != _base(b.target.model):
+        return None
+    sa, sb = _span(a), _span(b)
+    if sa is None or sb is None:
+        return None
+    if sa[1] <= sb[0]:
+        return a, b
+    if sb[1] <= sa[0]:
+        return b, a
+    return None
+
+
+def _gpus(view: View) -> float | None:
+    total = 1.0
+    known = False
+    for name in ("tp", "pp", "dp"):
+        text = view.target.setting(name)
+        if text is None:
+            continue
+        try:
+            total *= float(text)
+        except ValueError:
+            return None
+        known = True
+    return total if known else None
+
+
+def _rate(view: View) -> float | None:
+    best = [v for s in view.stats if (v := s.event.number("gen_rate")) is not None]
+    if best:
+        return max(best)
+    return view.facts.number("tok.gen_rate")
+
+
+def _before_after(group: FactSet, views: Sequence[View]) -> None:
+    pair = _ordered_pair(views)
+    if pair is None:
+        return
+    before, after = pair
+    source = f"{before.target.name} -> {after.target.name}"
+    gpus = _gpus(before), _gpus(after)
+    if gpus[0] and gpus[1]:
+        group.set("group.gpu_ratio", measured(gpus[1] / gpus[0], "w", source))
+    rates = _rate(before), _rate(after)
+    if rates[0] and rates[1] is not None:
+        group.set("group.throughput_ratio", measured(rates[1] / rates[0], "w", source))
+    running = before.facts.number("req.running_max"), after.facts.number("req.running_max")
+    if running[0] and running[1] is not None:
+        group.set("group.running_ratio", measured(running[1] / running[0], "w", source))
+    usage = [u for v in pair if (u := v.facts.number("kv.usage_max")) is not None]
+    if len(usage) == 2:
+        group.set("group.usage_max", measured(max(usage), "w", source))
+    shares = before.facts.known("recompute.token_share"), after.facts.known("recompute.token_share")
+    if shares[0] is not None:
+        group.set("group.recompute_before", shares[0])
+    if shares[0] is not None and shares[1] is not None:
+        lo = float(shares[1].lo) - float(shares[0].hi)
+        hi = float(shares[1].hi) - float(shares[0].lo)
+        group.set("group.recompute_change", bound(lo, hi, "w", source) if lo < hi else measured(lo, "w", source))
+    for name, view in (("group.pressure_before", before), ("group.pressure_after", after)):
+        pressed = view.facts.known("kv.pressure")
+        waiting, count = view.facts.number("req.waiting_max"), view.facts.number("preempt.count")
+        if pressed is None:
+            continue
+        if name.endswith("before"):
+            group.set(name, measured(bool(pressed.hi) and bool(waiting or count), "w", source))
+        else:
+            group.set(name, measured(bool(pressed.hi) or bool(waiting), "w", source))
+    changed = [
+        n for n in POLICY_SETTINGS
+        if (x := before.target.setting(n)) is not None and (y := after.target.setting(n)) is not None and x != y
+    ]  # fmt: skip
+    known = [n for n in POLICY_SETTINGS if before.target.setting(n) is not None or after.target.setting(n) is not None]
+    if changed:
+        group.set("group.policy_changed", measured(True, "c", f"{source}: {', '.join(changed)}"))
+    elif known or (before.target.args and after.target.args):
+        one_sided = [n for n in known if (before.target.setting(n) is None) != (after.target.setting(n) is None)]
+        group.set("group.policy_changed", measured(bool(one_sided), "c", source))
+
+
+# -------------------------------------------------------------------- benchmark rows
+
+
+def _first(row: BenchRow, *names: str) -> float | None:
+    for name in names:
+        if name in row.values:
+            return row.values[name]
+    return None
+
+
+_TPOT = ("tpot_p50", "tpot_mean", "itl_p50", "itl_mean")
+_THROUGHPUT = ("output_rate", "finished_rate", "total_rate")
+_LOADS = ("concurrency", "request_rate", "max_running")
+
+
+def _bench(group: FactSet, timed: Timed[tuple[BenchRow, ...]]) -> None:
+    rows = list(timed.value)
+    _sweep(group, rows, timed.origin)
+    _policies(group, rows, timed.origin)
+
+
+def _sweep(group: FactSet, rows: list[BenchRow], origin: str) -> None:
+    column = next((c for c in _LOADS if len({r.values[c] for r in rows if c in r.values}) >= 3), None)
+    if column is None:
+        return
+    ordered = sorted((r for r in rows if column in r.values), key=lambda r: r.values[column])
+    if len({r.policy for r in ordered}) > 1:
+        return
+    source = f"{origin}:{ordered[-1].line}"
+    counts = [(r, c) for r in ordered if (c := _first(r, "preemptions")) is not None]
+    if counts:
+        total = math.fsum(c for _, c in counts)
+        group.set("group.sweep_preemptions", measured(total, "w", source, events=total))
+    first, last = ordered[0].values[column], ordered[-1].values[column]
+    if first > 0:
+        group.set("group.concurrency_growth", measured(last / first, "w", source))
+    times = [(r, t) for r in ordered if (t := _first(r, *_TPOT)) is not None]
+    if len(times) >= 2 and times[0][1] > 0:
+        group.set("group.tpot_growth", measured(times[-1][1] / times[0][1], "w", source))
+    hit = next((i for i, (r, _) in enumerate(times) if (_first(r, "preemptions") or 0.0) > 0), None)
+    if hit is not None and hit >= 2:
+        steps = [b[1] - a[1] for a, b in zip(times, times[1:], strict=False)]
+        earlier = max((s for s in steps[: hit - 1] if s > 0), default=None)
+        if earlier:
+            group.set("group.slope_break", measured(steps[hit - 1] / earlier, "w", f"{origin}:{times[hit][0].line}"))
+    elif hit is None and counts and len(times) >= 3:
+        group.set("group.slope_break", Unknown("no row with preemptions"))
+
+
+def _same_but_policy(a: BenchRow, b: BenchRow) -> bool:
+    skip = {*_THROUGHPUT, *_TPOT}
+    shared = [k for k in a.values.keys() & b.values.keys() if k in _CONDITIONS and k not in skip]
+    return all(a.values[k] == b.values[k] for k in shared) and _settings(a) == _settings(b)
+
+
+def _settings(row: BenchRow) -> Mapping[str, str]:
+    return row.settings
+
+
+_CONDITIONS = frozenset(
+    {"gpus", "tp", "pp", "dp", "workers", "concurrency", "request_rate", "max_running", "prompt_len", "output_len"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Gain:
+    ratio: float
+    line: int
+
+
+def _policies(group: FactSet, rows: list[BenchRow], origin: str) -> None:
+    """The best row with another policy against the row that is equal in every other column."""
+    if len({r.policy for r in rows if r.policy}) < 2:
+        _gpu_rows(group, rows, origin)
+        return
+    best: _Gain | None = None
+    for a in rows:
+        for b in rows:
+            if a.policy and b.policy and a.policy != b.policy and _same_but_policy(a, b):
+                x, y = _first(a, *_THROUGHPUT), _first(b, *_THROUGHPUT)
+                if x and y and (best is None or y / x > best.ratio):
+                    best = _Gain(y / x, b.line)
+    if best is None:
+        return
+    source = f"{origin}:{best.line}"
+    group.set("group.policy_changed", measured(True, "c", source))
+    group.set("group.throughput_ratio", measured(best.ratio, "w", source))
+    group.set("group.gpu_ratio", measured(1.0, "w", source))
+
+
+def _gpu_rows(group: FactSet, rows: list[BenchRow], origin: str) -> None:
+    sized = [(g, r) for r in rows if (g := _first(r, "gpus", "tp", "workers")) is not None]
+    if len({g for g, _ in sized}) < 2:
+        return
+    ordered = sorted(sized, key=lambda x: x[0])
+    (g0, first), (g1, last) = ordered[0], ordered[-1]
+    x, y = _first(first, *_THROUGHPUT), _first(last, *_THROUGHPUT)
+    if g0 > 0:
+        group.set("group.gpu_ratio", measured(g1 / g0, "w", f"{origin}:{last.line}"))
+    if x and y is not None:
+        group.set("group.throughput_ratio", estimated(y / x, "w", f"{origin}:{last.line}"))
+    group.set("group.policy_changed", measured(False, "c", origin))

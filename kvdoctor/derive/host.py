@@ -1,0 +1,413 @@
+"""Device load, kernel events on one time line with the server's errors, host memory, processes, autoscalers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from kvdoctor.derive.view import View, slope
+from kvdoctor.facts import FACTS as TABLE
+from kvdoctor.facts import FactSet, Known, Unknown, combine, estimated, measured
+from kvdoctor.parse import Unread
+from kvdoctor.parse.kernel import Stall, Stamp, Xid
+from kvdoctor.readings import HostReadings
+
+JOIN_S = 600.0
+"""An Xid further than this from any error of the server is a story of its own."""
+
+
+def add(view: View, host: HostReadings) -> None:
+    """Derive ``gpu.*``, ``host.*``, ``pd.*``, ``offload.*`` and ``model.*``."""
+    _gpus(view, host)
+    _xids(view, host)
+    _kills(view, host)
+    _stuck(view, host)
+    _rss(view, host)
+    _cgroups(view, host)
+    _scalers(view, host)
+    _tiers(view)
+    _loads(view)
+
+
+# -------------------------------------------------------------------- devices
+
+
+_ORDER = ("hw_slowdown", "thermal", "power", "other", "none")
+_REASONS = {
+    "hw_slowdown": ("hw_slowdown", "hw_power_brake", "hw_power_brake_slowdown"),
+    "thermal": ("sw_thermal", "sw_thermal_slowdown", "hw_thermal", "hw_thermal_slowdown", "thermal"),
+    "power": ("sw_power_cap", "power", "power_cap"),
+}
+_HARMLESS = (
+    "none",
+    "gpu_idle",
+    "idle",
+    "applications_clocks_setting",
+    "display_clock_setting",
+    "display_clocks_setting",
+    "sync_boost",
+)
+
+
+def _gpus(view: View, host: HostReadings) -> None:
+    for timed in host.gpu:
+        for reading in timed.value.readings:
+            name = (
+                f"GPU {reading.index}"
+                if not isinstance(reading.index, Unread)
+                else (reading.uuid if isinstance(reading.uuid, str) else f"GPU at line {reading.line}")
+            )
+            facts = view.devices.setdefault(str(name), FactSet())
+            source = f"{timed.origin}:{reading.line}"
+            for field, fact in (("util_gpu", "gpu.util"), ("util_mem", "gpu.mem_util")):
+                value = getattr(reading, field)
+                facts.set(
+                    fact,
+                    Unknown(f"{source}: {value.reason}")
+                    if isinstance(value, Unread)
+                    else measured(float(value), "i", source),
+                )
+            if (
+                not isinstance(reading.sm_clock_hz, Unread)
+                and not isinstance(reading.sm_clock_max_hz, Unread)
+                and reading.sm_clock_max_hz > 0
+            ):
+                facts.set("gpu.clock_share", measured(reading.sm_clock_hz / reading.sm_clock_max_hz, "i", source))
+            if not isinstance(reading.throttle, Unread):
+                facts.set("gpu.throttle", measured(_throttle(reading.throttle), "i", source))
+            if isinstance(reading.driver_model, str):
+                facts.set("gpu.wddm", measured(reading.driver_model.upper().startswith("WDDM"), "c", source))
+            if (
+                not isinstance(reading.mem_used, Unread)
+                and not isinstance(reading.mem_total, Unread)
+                and reading.mem_total > 0
+            ):
+                facts.set("mem.used_share", measured(reading.mem_used / reading.mem_total, "i", source))
+    for scrape in host.exporter:
+        for role, fact in (("gpu.util", "gpu.util"),):
+            for (rank, _), exported in scrape.values.get(role, {}).items():
+                view.devices.setdefault(f"GPU {rank}" if rank else "GPU", FactSet()).set(
+                    fact, measured(exported.value, "i", exported.source)
+                )
+    for name in ("gpu.util", "gpu.mem_util", "gpu.clock_share", "gpu.wddm", "mem.used_share"):
+        parts = {d: f[name] for d, f in view.devices.items() if name in f}
+        if parts:
+            view.facts.set(name, combine(TABLE[name].combine, parts))
+        elif not host.gpu and not host.exporter:
+            view.facts.set(
+                name,
+                Unknown(
+                    "no GPU reading in the snapshot",
+                    "add nvidia-smi --query-gpu=... --format=csv, or run live on the host",
+                ),
+            )
+    reasons = {d: f["gpu.throttle"] for d, f in view.devices.items() if "gpu.throttle" in f}
+    known = [v for v in reasons.values() if isinstance(v, Known)]
+    if known:
+        view.facts.set("gpu.throttle", min(known, key=lambda k: _ORDER.index(str(k.hi))))
+
+
+def _throttle(reasons: frozenset[str]) -> str:
+    active = {r.lower() for r in reasons} - set(_HARMLESS)
+    for name, words in _REASONS.items():
+        if active & set(words):
+            return name
+    return "other" if active else "none"
+
+
+# -------------------------------------------------------------------- Xid against error
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    time: float | None
+    since_boot: float | None
+    source: str
+
+
+def _errors(view: View) -> list[_Moment]:
+    """Failures of the server's own processes, in order."""
+    out: list[_Moment] = []
+    for run in view.target.logs:
+        for event in run.events:
+            if event.event in ("error", "oom", "exit", "start_error"):
+                out.append(_Moment(event.time, None, run.source(event)))
+    return out
+
+
+def _xids(view: View, host: HostReadings) -> None:
+    found: list[tuple[Xid, str]] = [(x, t.origin) for t in host.kernel for x in t.value.xids]
+    logged = view.target.events("xid")
+    if not found and not logged:
+        if host.kernel:
+            view.facts.set("gpu.xid_order", measured("none", "e", host.kernel[0].origin))
+        else:
+            view.facts.set(
+                "gpu.xid_order", Unknown("no kernel log in the snapshot", "add the output of: dmesg -T | grep -i xid")
+            )
+        return
+    if not found:
+        run, event = logged[0]
+        view.facts.set("gpu.xid_order", measured("alone", "e", run.source(event)))
+        return
+    errors = [e for e in _errors(view) if e.time is not None]
+    xid, origin = found[0]
+    source = f"{origin}:{xid.line}"
+    when = _clock(xid.stamp, errors)
+    view.note_event(when, f"Xid {xid.number}", source)
+    if when is None or not errors:
+        if not _errors(view):
+            view.facts.set("gpu.xid_order", measured("alone", "e", source))
+        else:
+            view.facts.set(
+                "gpu.xid_order",
+                Unknown(
+                    "the Xid or the server's error carries no time",
+                    "take dmesg -T and the server's log with time stamps",
+                ),
+            )
+        return
+    # the errors of a crash follow within seconds of each other: the Xid is compared with the first of them
+    near = [e for e in errors if e.time is not None and abs(e.time - when) <= JOIN_S]
+    if not near:
+        view.facts.set("gpu.xid_order", measured("alone", "e", source))
+        return
+    first = min(e.time for e in near if e.time is not None)
+    whole_second = 1.0 if when == int(when) or first == int(first) else 0.0
+    if when <= first or when - first < whole_second:
+        view.facts.set("gpu.xid_order", measured("before_error", "e", source))
+    else:
+        view.facts.set("gpu.xid_order", measured("after_error", "e", source))
+
+
+def _clock(stamp: Stamp, errors: list[_Moment]) -> float | None:
+    """Wall clock of a kernel line; a line without a zone or year is put on the day of the nearest error."""
+    clock = stamp.clock
+    if clock is None or stamp.zoned or not errors:
+        return clock
+    times = [e.time for e in errors if e.time is not None]
+    nearest = min(times, key=lambda t: abs(t - clock)) if times else None
+    if nearest is None or abs(nearest - clock) <= JOIN_S:
+        return clock
+    gap = nearest - clock
+    # local time against UTC: a whole number of quarter hours, at most 14 h; or a missing year: whole days
+    for unit, most in ((900.0, 14 * 3600.0), (86_400.0, math.inf)):
+        shift = round(gap / unit) * unit
+        if abs(shift) <= most and abs(gap - shift) <= min(JOIN_S, unit / 2 - 1):
+            return clock + shift
+    return clock
+
+
+# -------------------------------------------------------------------- kills and hangs
+
+
+def _kills(view: View, host: HostReadings) -> None:
+    facts = view.facts
+    for timed in host.kernel:
+        for kill in timed.value.kills:
+            facts.set("host.oom_kill", measured(True, "e", f"{timed.origin}:{kill.line}"))
+            view.note_event(
+                kill.stamp.clock if kill.stamp.zoned else None,
+                f"the kernel killed {kill.process} ({kill.pid}): host memory",
+                f"{timed.origin}:{kill.line}",
+            )
+    for timed_kube in host.kube:
+        for pod in timed_kube.value.pods:
+            for container in pod.containers:
+                for state in (container.state, container.last_state):
+                    if state is None:
+                        continue
+                    if state.reason == "OOMKilled" or (
+                        not isinstance(state.exit_code, Unread)
+                        and state.exit_code == 137
+                        and state.reason != "Completed"
+                    ):
+                        facts.set("host.oom_kill", measured(True, "e", f"{timed_kube.origin}:{state.line}"))
+    for timed_group in host.cgroups:
+        if not isinstance(timed_group.value.oom_kills, Unread) and timed_group.value.oom_kills > 0:
+            facts.set("host.oom_kill", measured(True, "e", timed_group.origin))
+    exits = view.target.events("exit", "oom_kill")
+    killed = [
+        (r, e) for r, e in exits if e.number("code") == 137 or e.text("signal") == "SIGKILL" or e.event == "oom_kill"
+    ]
+    device_oom = bool(view.target.events("oom"))
+    if killed and not device_oom:
+        facts.set(
+            "host.oom_kill",
+            measured(
+                True,
+                "e",
+                killed[0][0].source(killed[0][1]),
+                note="killed by SIGKILL (exit 137) without a device out-of-memory message",
+            ),
+        )
+    elif killed:
+        facts.set(
+            "host.oom_kill",
+            Unknown(
+                "a process was killed, and a device out-of-memory message stands there too",
+                "look at dmesg for oom-kill lines",
+            ),
+        )
+    if "host.oom_kill" not in facts:
+        if host.kernel or host.kube:
+            facts.set("host.oom_kill", measured(False, "e", "kernel log or pod description"))
+        else:
+            facts.set(
+                "host.oom_kill",
+                Unknown(
+                    "no kernel log, pod description or cgroup counter in the snapshot",
+                    "add dmesg -T, or kubectl describe pod",
+                ),
+            )
+
+
+def _stuck(view: View, host: HostReadings) -> None:
+    """Processes that a signal cannot reach: in the driver, spinning or uninterruptible."""
+    stalls: list[tuple[Stall, str]] = [(s, t.origin) for t in host.kernel for s in t.value.stalls]
+    in_driver = [(s, o) for s, o in stalls if _driver_word(s.module) or _driver_word(s.function)]
+    states = {row.pid: (row, t.origin) for t in host.processes for row in t.value.processes}
+    if in_driver:
+        stall, origin = in_driver[0]
+        view.facts.set("host.stuck_in_driver", measured(True, "e", f"{origin}:{stall.line}"))
+        return
+    waiting = [
+        (row, origin)
+        for row, origin in states.values()
+        if isinstance(row.state, str) and row.state.startswith("D") and _engine(row.command)
+    ]
+    if waiting:
+        row, origin = waiting[0]
+        known = [s for s, _ in stalls if not isinstance(s.pid, Unread) and s.pid == row.pid]
+        view.facts.set("host.stuck_in_driver", measured(True, "e", f"{origin}:{row.line}") if known
+                       else Unknown("a process waits uninterruptibly; whether in the driver is not told", "look at /proc/PID/stack and dmesg"))  # fmt: skip
+        return
+    if host.kernel or host.processes:
+        view.facts.set("host.stuck_in_driver", measured(False, "e", "kernel log and process list"))
+
+
+def _driver_word(text: object) -> bool:
+    return isinstance(text, str) and any(w in text for w in ("nvidia", "uvm", "amdgpu", "xe", "i915", "kfd"))
+
+
+def _engine(command: str) -> bool:
+    text = command.lower()
+    return any(
+        w in text
+        for w in ("vllm", "sglang", "llama", "trtllm", "triton", "text-generation", "lmdeploy", "python", "ollama")
+    )
+
+
+# -------------------------------------------------------------------- host memory
+
+
+def _rss(view: View, host: HostReadings) -> None:
+    points = [(s.time, s.value, s.source) for s in view.samples("run.rss")]
+    dated = [(t, v) for t, v, _ in points if t is not None]
+    rate = slope(dated)
+    if rate is not None:
+        view.facts.set(
+            "host.rss_slope", estimated(rate, "w", points[-1][2], note=f"least squares over {len(dated)} samples")
+        )
+        rises = sum(b > a for (_, a), (_, b) in zip(dated, dated[1:], strict=False))
+        first, last = dated[0][1], dated[-1][1]
+        if first > 0:
+            view.facts.set("host.rss_growth", measured((last - first) / first, "w", points[-1][2]))
+        view.facts.set("host.rss_steps_up", measured(rises / (len(dated) - 1), "w", points[-1][2]))
+    busy = view.delta("run.cpu")
+    if not isinstance(busy, Unknown) and busy.span == "w" and busy.seconds:
+        view.facts.set("host.cpu_busy", measured(busy.value / busy.seconds, "w", busy.source))
+    shares = [
+        (row.cpu, f"{t.origin}:{row.line}") for t in host.processes for row in t.value.processes
+        if not isinstance(row.cpu, Unread) and _engine(row.command)
+    ]  # fmt: skip
+    if shares:
+        top, source = max(((float(c), s) for c, s in shares), key=lambda x: x[0])
+        view.facts.set("host.cpu_busy", estimated(top, "i", source, note="ps: processor time over lifetime"))
+
+
+def _cgroups(view: View, host: HostReadings) -> None:
+    for timed in host.cgroups:
+        group = timed.value
+        whole = group.current
+        if isinstance(whole, Unread) and not isinstance(group.anon, Unread) and not isinstance(group.file, Unread):
+            whole = group.anon + group.file
+        if not isinstance(group.inactive_file, Unread) and not isinstance(whole, Unread) and whole > 0:
+            view.facts.set("host.file_cache_share", measured(min(group.inactive_file / whole, 1.0), "i", timed.origin))
+        if not isinstance(group.limit, Unread) and not isinstance(whole, Unread) and group.limit > 0:
+            view.facts.set("host.cgroup_usage", measured(min(whole / group.limit, 1.0), "i", timed.origin))
+
+
+# -------------------------------------------------------------------- autoscaler
+
+
+_UTIL_WORDS = (
+    "gpu_util",
+    "gpu-util",
+    "gpuutil",
+    "utilization_gpu",
+    "utilization.gpu",
+    "gpu_utilization",
+    "gr_engine_active",
+    "nvidia_gpu_duty_cycle",
+    "duty_cycle",
+    "sm_active",
+)
+
+
+def _scalers(view: View, host: HostReadings) -> None:
+    for timed in host.kube:
+        for scaler in timed.value.autoscalers:
+            texts = [m.name for m in scaler.metrics] + list(scaler.queries)
+            if texts:
+                named = any(w in text.lower() for text in texts for w in _UTIL_WORDS)
+                view.facts.set("scaler.on_gpu_util", measured(named, "c", f"{timed.origin}:{scaler.line}"))
+
+
+# -------------------------------------------------------------------- second tier, disaggregation, model loads
+
+
+def _tiers(view: View) -> None:
+    facts = view.facts
+    failed = view.counter("offload.failures")
+    events = view.target.events("offload_fail")
+    if events:
+        count = float(sum(e.repeat for _, e in events))
+        facts.set("offload.store_failures", measured(count, "w", events[0][0].source(events[0][1]), events=count))
+    elif isinstance(failed, Known):
+        facts.set("offload.store_failures", failed)
+    usage = view.samples("offload.usage")
+    if usage:
+        facts.set("offload.usage", measured(usage[-1].value, "i", usage[-1].source))
+    queue = view.samples("pd.transfer_queue")
+    if queue:
+        facts.set("pd.transfer_queue", measured(queue[-1].value, "i", queue[-1].source))
+    for role, fact in (("pd.prefill_queue", "pd.prefill_queue"), ("pd.decode_queue", "pd.decode_queue")):
+        samples = view.samples(role)
+        if samples:
+            facts.set(fact, measured(max(s.value for s in samples), "w", samples[-1].source))
+    expired = view.counter("pd.expired")
+    if isinstance(expired, Known):
+        facts.set("pd.expired", expired)
+    transfers = [v for _, e in view.target.events("transfer") if (v := e.number("expired")) is not None]
+    if transfers:
+        facts.set("pd.expired", measured(math.fsum(transfers), "w", "log"))
+
+
+def _loads(view: View) -> None:
+    loads = view.target.events("model_load")
+    if not loads:
+        return
+    asked = [e for _, e in view.target.events("request_in")] or [e for _, e in view.target.events("request_out")]
+    source = loads[0][0].source(loads[0][1])
+    requests = float(sum(e.repeat for e in asked)) if asked else None
+    view.facts.set("model.loads", measured(float(len(loads)), "w", source, events=float(len(loads))))
+    if requests:
+        view.facts.set(
+            "model.loads_per_request",
+            measured(len(loads) / requests, "w", source, events=float(len(loads)), requests=requests),
+        )
+    else:
+        view.facts.set(
+            "model.loads_per_request", Unknown("requests are not in the log", "give the log with its request lines")
+        )

@@ -1,0 +1,896 @@
+"""Queue, pool, throughput and prefix facts: what the server was doing over the window."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from kvdoctor.derive.view import ONE_SCRAPE, TAKE_TWO, Delta, Sampled, View, last_run, slope
+from kvdoctor.facts import FACTS as TABLE
+from kvdoctor.facts import Fact, Known, Unknown, bound, combine, estimated, measured
+
+FULL = 0.95
+
+
+def add(view: View) -> None:
+    """Derive ``target.*``, ``req.*``, ``kv.*`` (pool and usage), ``tok.*`` and ``prefix.*``."""
+    _target(view)
+    for rank in view.rank_names:
+        _queue(view, rank)
+        _pool(view, rank)
+        _usage(view, rank)
+        _tokens(view, rank)
+    for name in _RANK_FACTS:
+        _combine(view, name)
+    _finished(view)
+    _whole_queue(view)
+    _throughput(view)
+    _prefix(view)
+    _pressure(view)
+
+
+_RANK_FACTS = (
+    "req.running", "req.running_max", "req.waiting", "req.waiting_max", "req.waiting_capacity", "kv.pool_tokens", "kv.pool_bytes",
+    "kv.block_tokens", "kv.usage_last", "kv.usage_max", "kv.usage_mean", "kv.full_share", "kv.evictable_share",
+    "kv.secondary_usage_max", "kv.max_concurrency", "kv.lost_tokens", "kv.frozen_samples", "kv.growth_while_falling",
+    "kv.bytes_per_token", "kv.block_idle_p50_s", "kv.block_reuse_gap_p50_s", "tok.prompt", "tok.generated", "tok.prompt_rate",
+    "tok.gen_rate", "tok.gen_zero_samples",
+)  # fmt: skip
+
+
+def _combine(view: View, name: str) -> None:
+    parts = {rank: facts[name] for rank, facts in view.ranks.items() if name in facts}
+    if parts:
+        view.facts.set(name, combine(TABLE[name].combine, parts))
+
+
+# -------------------------------------------------------------------- target
+
+
+def _target(view: View) -> None:
+    facts, target, window = view.facts, view.target, view.window
+    scrapes = target.scrapes
+    usable = len(scrapes) + len(view.stats) + sum(len(i.value) for i in target.iterations) + len(target.slots)
+    facts.set("target.samples", measured(float(usable), "w", "count of scrapes and stats lines"))
+    facts.set("target.restarts", measured(float(target.earlier_runs), "w", "process start times and banners"))
+    if window.seconds is not None:
+        facts.set("target.window_s", measured(window.seconds, "w", "first to last sample"))
+    else:
+        reason = "the samples carry no time" if usable > 1 else "fewer than two samples"
+        facts.set(
+            "target.window_s",
+            Unknown(reason, "name files with an epoch (metrics_1795957400.prom) or give a log with time stamps"),
+        )
+    starts = view.samples("run.start")
+    if starts and window.end is not None:
+        facts.set("target.age_s", measured(window.end - starts[-1].value, "i", starts[-1].source))
+    facts.set("target.phase", _phase(view))
+
+
+def _phase(view: View) -> Fact:
+    target = view.target
+    for role in ("tok.prompt", "tok.generated", "req.running", "req.finished", "tok.prefill_compute"):
+        for scrape in target.scrapes:
+            for reading in scrape.values.get(role, {}).values():
+                if reading.value > 0:
+                    return measured("serving", "e", reading.source)
+    for run in target.logs:
+        work = [e for e in run.events if e.event in _SERVING]
+        if work:
+            ended = [e for e in run.events if e.event == "exit" and e.line > work[-1].line]
+            if ended and not target.scrapes:
+                return measured("stopped", "e", run.source(ended[0]))
+            return measured("serving", "e", run.source(work[0]))
+    if target.iterations or any(slot.held for timed in target.slots for slot in timed.value):
+        return measured("serving", "e", "iteration stats" if target.iterations else "/slots")
+    for run in target.logs:
+        for event in run.events:
+            if event.event in _STARTING:
+                return measured("starting", "e", run.source(event))
+    return Unknown("neither a start-up line nor any work was seen")
+
+
+_SERVING = frozenset(
+    {
+        "stats",
+        "request_in",
+        "request_out",
+        "iteration",
+        "ready",
+        "retract",
+        "preempt",
+        "pool_full",
+        "idle_check",
+        "page_oom",
+    }
+)
+_STARTING = frozenset(
+    {
+        "banner",
+        "args",
+        "pool",
+        "memory",
+        "graphs_begin",
+        "graphs_end",
+        "start_error",
+        "warmup",
+        "multimodal_profile",
+        "concurrency",
+    }
+)
+
+
+# -------------------------------------------------------------------- gauges of a rank
+
+
+def _gauge(view: View, rank: str, role: str, field: str) -> list[Sampled]:
+    """Samples of a gauge from scrapes, else from stats lines of this rank."""
+    samples = view.samples(role, rank)
+    if samples:
+        return samples
+    out: list[Sampled] = []
+    for order, stat in enumerate(s for s in view.stats if s.rank == rank):
+        value = stat.event.number(field)
+        if value is not None:
+            out.append(Sampled(order, stat.time, value, stat.source))
+    return out
+
+
+def _last(samples: list[Sampled]) -> Fact:
+    return measured(samples[-1].value, "i", samples[-1].source)
+
+
+def _largest(samples: list[Sampled]) -> Fact:
+    top = max(samples, key=lambda s: s.value)
+    return measured(top.value, "w", top.source, note=f"largest of {len(samples)} samples")
+
+
+def _queue(view: View, rank: str) -> None:
+    facts = view.rank(rank)
+    for role, field, name in (("req.running", "running", "req.running"), ("req.waiting", "waiting", "req.waiting")):
+        samples = _queue_samples(view, rank, role, field)
+        if samples:
+            facts.set(name, _last(samples))
+            facts.set(name + "_max", _largest(samples))
+        else:
+            facts.set(name, view.unknown(name, f"no metric or log line tells it ({role})", TAKE_TWO))
+    capacity = view.samples("req.waiting_reason", rank, "capacity")
+    if capacity:
+        facts.set("req.waiting_capacity", _last(capacity))
+    elif isinstance(waiting := facts["req.waiting"], Known):
+        facts.set(
+            "req.waiting_capacity",
+            estimated(float(waiting.hi), "i", waiting.source, note="the reason is not told: all waiting"),
+        )
+
+
+def _queue_samples(view: View, rank: str, role: str, field: str) -> list[Sampled]:
+    samples = _gauge(view, rank, role, field)
+    if samples:
+        return samples
+    out: list[Sampled] = []
+    for timed in view.target.iterations:
+        for order, row in enumerate(timed.value):
+            value = row.active if field == "running" else row.queued
+            paused = row.paused
+            if value is None:
+                continue
+            if field == "waiting" and paused is not None:
+                value += paused  # a paused request waits for memory as a queued one does
+            out.append(Sampled(order, row.time, float(value), f"{timed.origin}:{row.line}"))
+    if out:
+        return out
+    if field == "running":
+        for order, timed_slots in enumerate(view.target.slots):
+            busy = sum(1 for slot in timed_slots.value if slot.processing)
+            out.append(Sampled(order, timed_slots.time, float(busy), timed_slots.origin))
+    return out
+
+
+# -------------------------------------------------------------------- pool
+
+
+def _pool(view: View, rank: str) -> None:
+    facts, target = view.rank(rank), view.target
+    block = _first_known(
+        lambda: _from_samples(view, rank, "kv.block_tokens", "c"),
+        lambda: _from_info(view, "block_size"),
+        lambda: _from_events(view, rank, "block_tokens"),
+        lambda: _from_iterations(view, "tokens_per_block"),
+        lambda: _from_setting(view, "block_tokens"),
+    )
+    if block is not None:
+        facts.set("kv.block_tokens", block)
+    blocks = _first_known(
+        lambda: _from_samples(view, rank, "kv.pool_blocks", "s"),
+        lambda: _from_info(view, "num_gpu_blocks"),
+        lambda: _from_events(view, rank, "blocks"),
+        lambda: _from_iterations(view, "max_blocks"),
+    )
+    tokens = _first_known(
+        lambda: _from_samples(view, rank, "kv.pool_tokens", "s"),
+        lambda: _from_events(view, rank, "tokens"),
+        lambda: _product(blocks, block),
+        lambda: _from_loads(view),
+        lambda: _from_setting(view, "pool_tokens"),
+        lambda: _llama_pool(view),
+    )
+    if tokens is not None:
+        facts.set("kv.pool_tokens", tokens)
+    size = _first_known(
+        lambda: _from_samples(view, rank, "kv.pool_bytes", "s"),
+        lambda: _from_events(view, rank, "bytes"),
+        lambda: _from_events(view, rank, "available_bytes"),
+    )
+    if size is not None:
+        facts.set("kv.pool_bytes", size)
+        pool = facts.number("kv.pool_tokens")
+        if pool:
+            facts.set(
+                "kv.bytes_per_token",
+                Known(
+                    float(size.hi) / pool, float(size.hi) / pool, size.how, "s", size.source, "pool bytes / pool tokens"
+                ),
+            )
+    ratio = None
+    for run, event in target.events("concurrency"):
+        value = event.number("ratio")
+        if value is not None:
+            ratio = measured(value, "s", run.source(event))
+    if ratio is not None:
+        facts.set("kv.max_concurrency", ratio)
+    elif isinstance(tokens, Known):
+        length = _number(target.setting("max_model_len"))
+        if length:
+            facts.set(
+                "kv.max_concurrency",
+                estimated(float(tokens.hi) / length, "s", tokens.source, note="pool tokens / max model length"),
+            )
+    for role, name in (("kv.block_idle", "kv.block_idle_p50_s"), ("kv.reuse_gap", "kv.block_reuse_gap_p50_s")):
+        gathered = view.histogram(role)
+        if not isinstance(gathered, Unknown) and (middle := gathered[0].quantile(0.5)) is not None:
+            facts.set(name, Known(middle, middle, "measured", "L" if gathered[1] == "L" else "w", gathered[2]))
+
+
+def _first_known(*sources: Callable[[], Known | None]) -> Known | None:
+    for source in sources:
+        found = source()
+        if found is not None:
+            return found
+    return None
+
+
+def _from_samples(view: View, rank: str, role: str, span: str) -> Known | None:
+    samples = view.samples(role, rank)
+    if not samples or samples[-1].value <= 0:
+        return None
+    return Known(samples[-1].value, samples[-1].value, "measured", "c" if span == "c" else "s", samples[-1].source)
+
+
+def _from_info(view: View, label: str) -> Known | None:
+    for scrape in view.target.scrapes:
+        info = scrape.infos.get("kv.info")
+        if info is not None and (value := _number(info[0].get(label))):
+            return Known(value, value, "measured", "s", info[1])
+    return None
+
+
+def _from_events(view: View, rank: str, field: str) -> Known | None:
+    """The last pool line that carries the field (the dry run of a fit comes first and does not count)."""
+    found: Known | None = None
+    for run, event in view.target.events("pool"):
+        value = event.number(field)
+        if value is None or value <= 0 or event.fields.get("dry_run"):
+            continue
+        found = Known(value, value, "measured", "s", run.source(event))
+    return found
+
+
+def _from_iterations(view: View, field: str) -> Known | None:
+    for timed in view.target.iterations:
+        for row in timed.value:
+            value = getattr(row, field)
+            if value:
+                return Known(float(value), float(value), "measured", "s", f"{timed.origin}:{row.line}")
+    return None
+
+
+def _from_setting(view: View, name: str) -> Known | None:
+    value = _number(view.target.setting(name))
+    return Known(value, value, "measured", "c", f"setting {name}") if value else None
+
+
+def _from_loads(view: View) -> Known | None:
+    for timed in view.target.loads:
+        sizes = [load.pool_tokens for load in timed.value.loads if load.pool_tokens]
+        if sizes:
+            return Known(float(sizes[0]), float(sizes[0]), "measured", "s", timed.origin)
+    for info in view.target.server_info:
+        if info.value.pool_tokens:
+            return Known(float(info.value.pool_tokens), float(info.value.pool_tokens), "measured", "s", info.origin)
+    return None
+
+
+def _llama_pool(view: View) -> Known | None:
+    """llama.cpp: one unified pool is n_ctx; split slots have n_ctx each."""
+    for timed in view.target.props:
+        if timed.value.n_ctx and timed.value.slots:
+            value = float(timed.value.n_ctx) * timed.value.slots
+            return Known(value, value, "measured", "s", timed.origin)
+    return None
+
+
+def _product(a: Known | None, b: Known | None) -> Known | None:
+    if a is None or b is None:
+        return None
+    value = float(a.hi) * float(b.hi)
+    return Known(value, value, a.how, "s", a.source, "blocks x block size")
+
+
+def _number(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        value = float(text.replace(",", "").replace("_", ""))
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+# -------------------------------------------------------------------- usage
+
+
+def usage_samples(view: View, rank: str) -> tuple[list[Sampled], list[Sampled], str]:
+    """Usage of the main pool from scrapes, from stats lines, and how sure it is."""
+    scraped = view.samples("kv.usage", rank)
+    logged: list[Sampled] = []
+    for order, stat in enumerate(s for s in view.stats if s.rank == rank):
+        value = stat.event.number("kv_usage")
+        if value is not None:
+            logged.append(Sampled(order, stat.time, value, stat.source))
+    if scraped or logged:
+        return scraped, logged, "measured"
+    out: list[Sampled] = []
+    for timed in view.target.iterations:
+        for order, row in enumerate(timed.value):
+            if row.used_blocks is not None and row.max_blocks:
+                out.append(Sampled(order, row.time, row.used_blocks / row.max_blocks, f"{timed.origin}:{row.line}"))
+    if out:
+        return out, [], "measured"
+    used = view.samples("kv.used_tokens", rank)
+    pool = view.rank(rank).number("kv.pool_tokens")
+    if used and pool:
+        return [Sampled(s.order, s.time, s.value / pool, s.source) for s in used], [], "measured"
+    for order, timed_slots in enumerate(view.target.slots):
+        held = [slot.held for slot in timed_slots.value]
+        limit = {slot.n_ctx for slot in timed_slots.value if slot.n_ctx}
+        if any(h is not None for h in held) and limit:
+            # a unified pool shows the whole context at every slot; split slots own theirs
+            capacity = pool or (max(limit) if len(limit) == 1 else sum(limit))
+            total = sum(h for h in held if h is not None)
+            out.append(Sampled(order, timed_slots.time, min(total / capacity, 1.0), timed_slots.origin))
+    return out, [], "estimated"
+
+
+def _usage(view: View, rank: str) -> None:
+    facts = view.rank(rank)
+    scraped, logged, how = usage_samples(view, rank)
+    if not scraped and not logged:
+        for name in ("kv.usage_last", "kv.usage_max", "kv.usage_mean", "kv.full_share"):
+            facts.set(name, view.unknown(name, "neither a metric nor a log line tells the usage of the KV pool",
+                                         "give the engine's metrics page or its log with stats lines"))  # fmt: skip
+    else:
+        main = scraped or logged
+        last, top = main[-1], max([*scraped, *logged], key=lambda s: s.value)
+        made = measured if how == "measured" else estimated
+        facts.set("kv.usage_last", made(last.value, "i", last.source))
+        facts.set(
+            "kv.usage_max", made(top.value, "w", top.source, note=f"largest of {len(scraped) + len(logged)} samples")
+        )
+        facts.set("kv.usage_mean", made(math.fsum(s.value for s in main) / len(main), "w", last.source))
+        # a rounded 99.9 % is full; so is anything at or above the published line
+        facts.set("kv.full_share", made(sum(s.value >= FULL for s in main) / len(main), "w", last.source))
+        _shape(view, rank, main)
+    available = view.samples("kv.available_tokens", rank)
+    evictable = view.samples("kv.evictable_tokens", rank)
+    pool = facts.number("kv.pool_tokens")
+    if evictable and pool:
+        facts.set("kv.evictable_share", measured(evictable[-1].value / pool, "i", evictable[-1].source))
+    else:
+        for run, event in view.target.events("idle_check"):
+            held = event.number("evictable")
+            total = event.number("total") or pool
+            if held is not None and total:
+                facts.set("kv.evictable_share", measured(held / total, "i", run.source(event)))
+        if "kv.evictable_share" not in facts:
+            facts.set(
+                "kv.evictable_share",
+                view.unknown("kv.evictable_share", "nothing tells how much of the pool reusable prefixes hold"),
+            )
+    _secondary(view, rank)
+    _lost(view, rank, available, evictable, pool)
+
+
+def _secondary(view: View, rank: str) -> None:
+    best: Known | None = None
+    for sample in view.samples("kv.secondary_usage", rank):
+        if best is None or sample.value > float(best.hi):
+            best = Known(sample.value, sample.value, "measured", "w", sample.source)
+    for stat in view.stats:
+        value = stat.event.number("secondary_usage")
+        if stat.rank == rank and value is not None and (best is None or value > float(best.hi)):
+            best = Known(value, value, "measured", "w", stat.source)
+    if best is not None:
+        view.rank(rank).set("kv.secondary_usage_max", best)
+    else:
+        view.rank(rank).set(
+            "kv.secondary_usage_max", view.unknown("kv.secondary_usage_max", "no secondary pool is reported")
+        )
+
+
+def _lost(view: View, rank: str, available: list[Sampled], evictable: list[Sampled], pool: float | None) -> None:
+    """Tokens that are neither used, free nor reusable while nothing runs: a leak."""
+    facts = view.rank(rank)
+    running = {s.order: s.value for s in view.samples("req.running", rank)}
+    usage = {s.order: s for s in view.samples("kv.usage", rank)}
+    if pool and available and evictable and running:
+        idle = [
+            (a, e) for a, e in zip(available, evictable, strict=False) if running.get(a.order) == 0
+        ]  # fmt: skip
+        if idle:
+            a, e = idle[-1]
+            used = usage[a.order].value * pool if a.order in usage else 0.0
+            facts.set("kv.lost_tokens", measured(max(pool - a.value - e.value - used, 0.0), "i", a.source))
+            return
+    for run, event in view.target.events("idle_check"):
+        free, held, total = event.number("available"), event.number("evictable"), event.number("total") or pool
+        if free is not None and held is not None and total:
+            facts.set("kv.lost_tokens", measured(max(total - free - held, 0.0), "i", run.source(event)))
+            return
+    if (
+        pool
+        and running
+        and usage
+        and view.target.engine is not None
+        and view.target.engine.usage_counts_reusable is False
+    ):
+        idle_usage = [usage[o] for o, r in running.items() if r == 0 and o in usage]
+        waiting = {s.order: s.value for s in view.samples("req.waiting", rank)}
+        quiet = [s for s in idle_usage if waiting.get(s.order) == 0]
+        if quiet:
+            facts.set(
+                "kv.lost_tokens",
+                estimated(
+                    quiet[-1].value * pool, "i", quiet[-1].source, note="usage while nothing runs or waits x pool"
+                ),
+            )
+
+
+def _shape(view: View, rank: str, usage: list[Sampled]) -> None:
+    """How usage moves against running: frozen to the decimal, or rising while running falls."""
+    facts = view.rank(rank)
+    pairs = _with_running(view, rank, usage)
+    busy = [u.value for u, running in pairs if running > 0]
+    if busy:
+        facts.set("kv.frozen_samples", measured(float(last_run(busy)), "w", usage[-1].source))
+    if len(pairs) >= 3:
+        rise = 0.0
+        low: tuple[float, float] | None = None
+        for u, running in pairs:
+            if low is None or running > low[1] or u.value < low[0]:
+                low = (u.value, running)
+            elif running < low[1]:
+                rise = max(rise, u.value - low[0])
+        facts.set("kv.growth_while_falling", measured(rise, "w", usage[-1].source))
+
+
+def _with_running(view: View, rank: str, usage: list[Sampled]) -> list[tuple[Sampled, float]]:
+    if view.samples("kv.usage", rank):
+        running = {s.order: s.value for s in view.samples("req.running", rank)}
+        return [(u, running[u.order]) for u in usage if u.order in running]
+    out: list[tuple[Sampled, float]] = []
+    for order, stat in enumerate(s for s in view.stats if s.rank == rank):
+        kv, running_now = stat.event.number("kv_usage"), stat.event.number("running")
+        if kv is not None and running_now is not None:
+            out.append((Sampled(order, stat.time, kv, stat.source), running_now))
+    return out
+
+
+# -------------------------------------------------------------------- tokens
+
+
+def _tokens(view: View, rank: str) -> None:
+    facts = view.rank(rank)
+    for role, name, field in (
+        ("tok.prompt", "tok.prompt", "prompt_rate"),
+        ("tok.generated", "tok.generated", "gen_rate"),
+    ):
+        counted = view.counter(role, rank)
+        rate_name = "tok.prompt_rate" if name == "tok.prompt" else "tok.gen_rate"
+        if isinstance(counted, Known):
+            facts.set(name, counted)
+            seconds = view.window.seconds
+            if counted.span == "w" and seconds:
+                facts.set(rate_name, measured(float(counted.hi) / seconds, "w", counted.source))
+        rows = [s for s in view.stats if s.rank == rank and s.event.number(field) is not None]
+        if rows and rate_name not in facts:
+            value = rows[-1].event.number(field)
+            assert value is not None
+            facts.set(rate_name, measured(value, "i", rows[-1].source))
+        gauge = view.samples("tok.gen_rate" if name == "tok.generated" else "tok.prompt_rate", rank)
+        if gauge and rate_name not in facts:
+            facts.set(rate_name, _last(gauge))
+        if name not in facts:
+            total = _integrate([(s.time, s.event.number(field)) for s in rows])
+            if total is not None:
+                facts.set(
+                    name, estimated(total, "w", rows[-1].source, note="sum of the logged rates over their intervals")
+                )
+        if name not in facts and isinstance(counted, Unknown):
+            facts.set(name, counted)
+    zero = [s for s in view.stats if s.rank == rank and s.batch != "prefill"
+            and (s.event.number("running") or 0) > 0 and s.event.number("gen_rate") is not None]  # fmt: skip
+    if zero:
+        facts.set(
+            "tok.gen_zero_samples",
+            measured(float(sum(s.event.number("gen_rate") == 0 for s in zero)), "w", zero[-1].source),
+        )
+
+
+def _integrate(points: list[tuple[float | None, float | None]]) -> float | None:
+    """Sum of rate x interval; an interval is the gap to the line before (the first line has none)."""
+    total, any_gap = 0.0, False
+    for (t0, _), (t1, rate) in zip(points, points[1:], strict=False):
+        if t0 is None or t1 is None or rate is None:
+            continue
+        gap = t1 - t0
+        if 0 < gap <= 60:
+            total += rate * gap
+            any_gap = True
+    return total if any_gap else None
+
+
+# -------------------------------------------------------------------- target level
+
+
+def _finished(view: View) -> None:
+    facts = view.facts
+    total = view.delta("req.finished")
+    bad_keys = {"abort", "aborted", "error", "cancelled", "timeout", "repetition"}
+    if isinstance(total, Delta):
+        parts = {k: d for k in view.keys("req.finished") if isinstance(d := view.delta("req.finished", key=k), Delta)}
+        bad = math.fsum(d.value for k, d in parts.items() if k.lower() in bad_keys)
+        extra = [d for role in ("req.aborted", "req.failed") if isinstance(d := view.delta(role), Delta)]
+        failed = bad + math.fsum(d.value for d in extra)
+        good = total.value - bad
+        span = total.span
+        facts.set("req.finished", Known(good, good, "measured", "L" if span == "L" else "w", total.source, events=good))
+        told = any(k for k in parts)
+        if told and good + failed > 0:
+            length = math.fsum(d.value for k, d in parts.items() if k.lower() in ("length", "max_tokens"))
+            share = length / good if good > 0 else None
+            if share is not None:
+                facts.set(
+                    "req.length_share",
+                    Known(share, share, "measured", "L" if span == "L" else "w", total.source, requests=good),
+                )
+        if (told or extra) and good + failed > 0:
+            share = failed / (good + failed)
+            facts.set(
+                "req.error_share",
+                Known(share, share, "measured", "L" if span == "L" else "w", total.source, requests=good + failed),
+            )
+    else:
+        _finished_from_log(view)
+    if "req.finished" not in facts:
+        facts.set(
+            "req.finished",
+            view.unknown("req.finished", total.reason if isinstance(total, Unknown) else "not told", TAKE_TWO),
+        )
+    rejected = view.counter("req.rejected")
+    if isinstance(rejected, Known):
+        facts.set("req.rejected", rejected)
+    else:
+        refused = view.target.events("request_rejected")
+        if refused:
+            facts.set(
+                "req.rejected",
+                measured(float(sum(e.repeat for _, e in refused)), "w", refused[0][0].source(refused[0][1])),
+            )
+    limit = _first_known(
+        lambda: _limit_from_samples(view),
+        lambda: _limit_from_info(view),
+        lambda: _from_setting(view, "max_running"),
+        lambda: _from_pool_events(view),
+        lambda: _from_iterations(view, "max_active"),
+        lambda: _limit_from_slots(view),
+    )
+    if limit is not None:
+        facts.set("req.limit_running", limit)
+    else:
+        default = _number(view.target.default("max_running"))
+        if default:
+            facts.set("req.limit_running", Known(default, default, "assumed", "c", "the version's default"))
+
+
+def _limit_from_samples(view: View) -> Known | None:
+    parts = [view.samples("req.limit_running", rank) for rank in view.rank_names]
+    values = [p[-1].value for p in parts if p]
+    return (
+        Known(math.fsum(values), math.fsum(values), "measured", "c", next(p[-1].source for p in parts if p))
+        if values
+        else None
+    )
+
+
+def _from_pool_events(view: View) -> Known | None:
+    for run, event in view.target.events("pool"):
+        value = event.number("max_running")
+        if value:
+            return Known(value, value, "measured", "c", run.source(event))
+    return None
+
+
+def _limit_from_info(view: View) -> Known | None:
+    for info in view.target.server_info:
+        limits = [state.max_running for state in info.value.states if state.max_running]
+        if limits:
+            return Known(float(sum(limits)), float(sum(limits)), "measured", "c", info.origin)
+    return None
+
+
+def _limit_from_slots(view: View) -> Known | None:
+    for timed in view.target.slots:
+        value = float(len(timed.value))
+        return Known(value, value, "measured", "c", timed.origin) if value else None
+    return None
+
+
+def _finished_from_log(view: View) -> None:
+    ended = view.target.events("request_out")
+    if not ended:
+        return
+    good = [(r, e) for r, e in ended if e.text("finish") != "abort"]
+    failed = view.target.events("request_failed")
+    source = ended[0][0].source(ended[0][1])
+    count = float(sum(e.repeat for _, e in good))
+    view.facts.set("req.finished", measured(count, "w", source, events=count))
+    told = [e for _, e in good if e.text("finish")]
+    if told:
+        share = sum(e.text("finish") == "length" for e in told) / len(told)
+        view.facts.set("req.length_share", measured(share, "w", source, requests=float(len(told))))
+    if good or failed:
+        share = len(failed) / (len(failed) + len(good))
+        view.facts.set("req.error_share", measured(share, "w", source, requests=float(len(failed) + len(good))))
+
+
+def waiting_points(view: View) -> list[tuple[float | None, float, str]]:
+    """The whole queue over time, summed over ranks at each scrape, or per stats line of the only rank."""
+    out: list[tuple[float | None, float, str]] = []
+    for scrape in view.target.scrapes:
+        readings = scrape.values.get("req.waiting", {})
+        if readings:
+            out.append(
+                (scrape.time, math.fsum(r.value for r in readings.values()), next(iter(readings.values())).source)
+            )
+    if out:
+        return out
+    ranks = {s.rank for s in view.stats}
+    if len(ranks) == 1:
+        return [(s.time, v, s.source) for s in view.stats if (v := s.event.number("waiting")) is not None]
+    return [(s.time, s.value, s.source) for s in _queue_samples(view, "", "req.waiting", "waiting")]
+
+
+def _whole_queue(view: View) -> None:
+    facts = view.facts
+    points = waiting_points(view)
+    if len(points) >= 2:
+        facts.set("req.waiting_growth", measured(points[-1][1] - points[0][1], "w", points[-1][2]))
+        rate = slope((t, v) for t, v, _ in points if t is not None)
+        if rate is not None:
+            facts.set(
+                "req.waiting_slope",
+                estimated(rate, "w", points[-1][2], note=f"least squares over {len(points)} samples"),
+            )
+        for (_, before, _), (t, after, source) in zip(points, points[1:], strict=False):
+            if after >= before + max(3.0, before):
+                view.note_event(t, f"the queue starts to grow ({before:.0f} to {after:.0f} waiting)", source)
+                break
+    running, top, waiting = (
+        facts.number("req.running"),
+        facts.number("req.running_max"),
+        facts.number("req.waiting_max"),
+    )
+    if running is not None and top and waiting is not None:
+        drop = 1 - running / top if waiting > 0 else 0.0
+        facts.set("req.running_drop", measured(drop, "w", "running: last against largest"))
+    concurrency = [r + w for r, w in _running_and_waiting(view)]
+    if concurrency:
+        facts.set("work.concurrency_max", measured(max(concurrency), "w", "running + waiting"))
+
+
+def _running_and_waiting(view: View) -> list[tuple[float, float]]:
+    out: list[tuple[float, float]] = []
+    for scrape in view.target.scrapes:
+        running, waiting = scrape.values.get("req.running", {}), scrape.values.get("req.waiting", {})
+        if running:
+            out.append((math.fsum(r.value for r in running.values()), math.fsum(r.value for r in waiting.values())))
+    for stat in view.stats:
+        running_now, waiting_now = stat.event.number("running"), stat.event.number("waiting")
+        if running_now is not None:
+            out.append((running_now, waiting_now if waiting_now is not None else 0.0))
+    for timed in view.target.iterations:
+        for row in timed.value:
+            if row.active is not None:
+                out.append((float(row.active), float(row.queued) if row.queued is not None else 0.0))
+    return out
+
+
+def _throughput(view: View) -> None:
+    """How far generation fell from its best while requests were running."""
+    rates: list[tuple[float, str]] = []
+    by_rank = len({s.rank for s in view.stats}) == 1
+    if by_rank:
+        for stat in view.stats:
+            rate, running = stat.event.number("gen_rate"), stat.event.number("running")
+            if rate is not None and running and stat.batch != "prefill":
+                rates.append((rate, stat.source))
+    if len(rates) < 2:
+        scrapes = [s for s in view.target.scrapes if s.time is not None and "tok.generated" in s.values]
+        if len(scrapes) >= 3:
+            rates = []
+            for a, b in zip(scrapes, scrapes[1:], strict=False):
+                gap = (b.time or 0.0) - (a.time or 0.0)
+                made = math.fsum(r.value for r in b.values["tok.generated"].values()) - math.fsum(
+                    r.value for r in a.values["tok.generated"].values()
+                )
+                running = math.fsum(r.value for r in b.values.get("req.running", {}).values())
+                if gap > 0 and made >= 0 and running > 0:
+                    rates.append((made / gap, b.origin))
+    if len(rates) >= 2:
+        top = max(r for r, _ in rates)
+        if top > 0:
+            view.facts.set(
+                "tok.gen_drop",
+                estimated(1 - rates[-1][0] / top, "w", rates[-1][1], note="last generation rate against the largest"),
+            )
+
+
+def _prefix(view: View) -> None:
+    facts = view.facts
+    enabled = view.target.setting("prefix")
+    if enabled is not None:
+        facts.set("prefix.enabled", measured(enabled.lower() in ("true", "1", "yes", "on"), "c", "arguments"))
+    looked, hits = view.delta("prefix.queries"), view.delta("prefix.hits")
+    if isinstance(looked, Delta):
+        span = "L" if looked.span == "L" else "w"
+        facts.set(
+            "prefix.lookup_tokens",
+            Known(looked.value, looked.value, "measured", "L" if span == "L" else "w", looked.source),
+        )
+        if isinstance(hits, Delta) and looked.value > 0:
+            share = min(hits.value / looked.value, 1.0)
+            facts.set("prefix.hit_share", Known(share, share, "measured", "L" if span == "L" else "w", hits.source))
+    if "prefix.hit_share" not in facts:
+        _prefix_from_log(view)
+    if "prefix.hit_share" not in facts and (rate := [s for s in view.samples("prefix.hit_rate") if s.value >= 0]):
+        facts.set(
+            "prefix.hit_share",
+            estimated(rate[-1].value, "i", rate[-1].source, note="the engine's own rate, over its own window"),
+        )
+    outside, found = view.delta("prefix.external_queries"), view.delta("prefix.external_hits")
+    if isinstance(outside, Delta) and isinstance(found, Delta) and outside.value > 0:
+        share = min(found.value / outside.value, 1.0)
+        facts.set(
+            "prefix.external_hit_share",
+            Known(share, share, "measured", "L" if outside.span == "L" else "w", found.source),
+        )
+    else:
+        lookups = [(r, e) for r, e in view.target.events("offload_lookup") if e.number("total")]
+        if lookups:
+            total = math.fsum(e.number("total") or 0.0 for _, e in lookups)
+            loaded = math.fsum(v for _, e in lookups if (v := e.number("need_load")) is not None)
+            facts.set(
+                "prefix.external_hit_share",
+                measured(
+                    loaded / total,
+                    "w",
+                    lookups[0][0].source(lookups[0][1]),
+                    note="tokens loaded from the second tier / looked up",
+                ),
+            )
+
+
+def _prefix_from_log(view: View) -> None:
+    cached = [
+        (s.event.number("cached_tokens"), s.event.number("new_tokens"), s.source)
+        for s in view.stats
+        if s.batch == "prefill"
+    ]
+    found = [(c, n, src) for c, n, src in cached if c is not None and n is not None]
+    if found:
+        hit, new = math.fsum(c for c, _, _ in found), math.fsum(n for _, n, _ in found)
+        if hit + new > 0:
+            view.facts.set("prefix.lookup_tokens", measured(hit + new, "w", found[-1][2]))
+            view.facts.set("prefix.hit_share", measured(hit / (hit + new), "w", found[-1][2]))
+        return
+    reuse = [
+        (r, e)
+        for r, e in view.target.events("slot_reuse")
+        if e.number("cached_tokens") is not None and e.number("n_tokens")
+    ]
+    if reuse:
+        hit = math.fsum(e.number("cached_tokens") or 0.0 for _, e in reuse)
+        total = math.fsum(e.number("n_tokens") or 0.0 for _, e in reuse)
+        view.facts.set("prefix.hit_share", measured(min(hit / total, 1.0), "w", reuse[0][0].source(reuse[0][1])))
+        view.facts.set("prefix.lookup_tokens", measured(total, "w", reuse[0][0].source(reuse[0][1])))
+        return
+    rates = [(s.event.number("prefix_hit"), s.source) for s in view.stats if s.event.number("prefix_hit") is not None]
+    if rates and rates[-1][0] is not None:
+        view.facts.set(
+            "prefix.hit_share",
+            estimated(
+                rates[-1][0], "i", rates[-1][1], note="the log's rate covers the last 1,000 requests, not this window"
+            ),
+        )
+
+
+def _pressure(view: View) -> None:
+    """The gate: a full pool at any sample, or a forced preemption in the window (set again once preemptions are known)."""
+    for rank in view.rank_names:
+        scraped, logged, _ = usage_samples(view, rank)
+        full = [s for s in (*scraped, *logged) if s.value >= FULL]
+        if full:
+            first = min(full, key=lambda s: (s.time is None, s.time or 0.0, s.order))
+            where = f" ({rank})" if rank and len(view.rank_names) > 1 else ""
+            view.note_event(
+                first.time, f"the KV pool is full for the first time{where}: {first.value:.0%}", first.source
+            )
+
+
+def pressure(view: View) -> None:
+    """Set ``kv.pressure`` from usage, the secondary pool, preemptions, and (engines that never preempt) the queue."""
+    facts, target = view.facts, view.target
+    usage, secondary, count = facts["kv.usage_max"], facts["kv.secondary_usage_max"], facts["preempt.count"]
+    known = [f for f in (usage, secondary) if isinstance(f, Known)]
+    never = target.engine.never_preempts(target.version, target.args) if target.engine is not None else None
+    if isinstance(count, Known) and count.span != "L" and float(count.lo) > 0:
+        facts.set("kv.pressure", measured(True, "w", count.source, note="preemptions in the window"))
+        return
+    top = max(known, key=lambda f: float(f.hi)) if known else None
+    if top is not None and float(top.lo) >= FULL:
+        waiting = facts["req.waiting_max"]
+        if never and isinstance(waiting, Known) and float(waiting.hi) == 0 and not target.events("pool_full"):
+            facts.set("kv.pressure", measured(False, "w", top.source, note="reserved in full, but nobody waits"))
+            return
+        facts.set("kv.pressure", measured(True, "w", top.source, note=f"pool at {float(top.hi):.0%}"))
+        return
+    if target.events("pool_full", "retract"):
+        run, event = target.events("pool_full", "retract")[0]
+        facts.set("kv.pressure", measured(True, "w", run.source(event)))
+        return
+    if isinstance(usage, Known) and (isinstance(count, Known) and float(count.hi) == 0):
+        facts.set("kv.pressure", measured(False, "w", usage.source))
+        return
+    if isinstance(usage, Known) and len(view.stats) + len(target.scrapes) >= 2 and not isinstance(count, Known):
+        facts.set("kv.pressure", measured(False, "w", usage.source, note="usage only: preemptions are not told"))
+        return
+    reason = (
+        usage.reason if isinstance(usage, Unknown) else (count.reason if isinstance(count, Unknown) else ONE_SCRAPE)
+    )
+    facts.set("kv.pressure", Unknown(reason, TAKE_TWO))
+
+
+def headroom(view: View) -> None:
+    """How many average requests still fit (needs the mean sequence)."""
+    mean = view.facts.number("work.sequence_mean")
+    for facts in view.ranks.values():
+        pool, usage = facts.number("kv.pool_tokens"), facts.number("kv.usage_last")
+        if pool and usage is not None and mean:
+            facts.set(
+                "kv.headroom_requests", estimated(max(1 - usage, 0.0) * pool / mean, "i", "free tokens / mean sequence")
+            )
+    _combine(view, "kv.headroom_requests")
+
+
+__all__ = ["add", "bound", "headroom", "pressure", "usage_samples", "waiting_points"]

@@ -1,0 +1,167 @@
+"""What the requests look like: lengths, limits, arrivals, sessions."""
+
+from __future__ import annotations
+
+import math
+
+from kvdoctor.derive.view import View
+from kvdoctor.facts import Known, Span, Unknown, estimated, measured
+from kvdoctor.readings import Histogram
+
+
+def add(view: View) -> None:
+    """Derive ``work.*`` (needs the queue and prefix facts)."""
+    facts = view.facts
+    prompt = _lengths(view, "work.prompt", "work.prompt", "prompt_tokens")
+    output = _lengths(view, "work.output", "work.output", "output_tokens")
+    limit = view.histogram("work.max_tokens")
+    if not isinstance(limit, Unknown) and (middle := limit[0].quantile(0.5)) is not None:
+        facts.set("work.max_tokens_p50", Known(middle, middle, "measured", _span(limit[1]), limit[2]))
+    else:
+        asked = sorted(v for _, e in view.target.events("request_in") if (v := e.number("max_tokens")) is not None)
+        if asked:
+            facts.set(
+                "work.max_tokens_p50", measured(asked[len(asked) // 2], "w", "request log", requests=float(len(asked)))
+            )
+    first, second = facts.known("work.prompt_mean"), facts.known("work.output_mean")
+    if first is not None and second is not None and first.span == second.span:
+        total = float(first.hi) + float(second.hi)
+        facts.set(
+            "work.sequence_mean",
+            Known(total, total, first.how, first.span, first.source, "mean prompt + mean output", None, first.requests),
+        )
+    else:
+        facts.set(
+            "work.sequence_mean",
+            view.unknown(
+                "work.sequence_mean", "the lengths of requests are not told", "give the metrics page or a request log"
+            ),
+        )
+    if prompt is not None and output is not None:
+        spread = _cv(prompt, output)
+        if spread is not None:
+            facts.set(
+                "work.length_cv",
+                estimated(
+                    spread,
+                    "w",
+                    "length buckets",
+                    note="standard deviation / mean of prompt + output, taken as independent",
+                ),
+            )
+    _arrivals(view)
+    _sessions(view)
+
+
+def _span(span: str) -> Span:
+    return "L" if span == "L" else "w"
+
+
+def _lengths(view: View, role: str, stem: str, field: str) -> Histogram | None:
+    facts = view.facts
+    gathered = view.histogram(role)
+    if not isinstance(gathered, Unknown):
+        histogram, span, source = gathered
+        count = histogram.buckets[-1][1] if histogram.buckets else histogram.total
+        for label, value in (
+            ("p50", histogram.quantile(0.5)),
+            ("p99", histogram.quantile(0.99)),
+            ("mean", histogram.mean),
+        ):
+            name = f"{stem}_{label}"
+            if value is not None:
+                facts.set(name, Known(value, value, "measured", _span(span), source, "", None, count))
+            else:
+                facts.set(name, Unknown("no request finished in the window", "look while requests are served"))
+        return histogram if count else None
+    values = sorted(
+        v
+        for kind in ("request_out", "request_in")
+        for _, e in view.target.events(kind)
+        if (v := e.number(field)) is not None
+    )
+    if values:
+        n = len(values)
+        for label, value in (
+            ("p50", values[n // 2]),
+            ("p99", values[min(int(n * 0.99), n - 1)]),
+            ("mean", math.fsum(values) / n),
+        ):
+            facts.set(f"{stem}_{label}", measured(value, "w", "request log", requests=float(n)))
+        return Histogram(tuple((v, float(i + 1)) for i, v in enumerate(values)), float(n), math.fsum(values))
+    for label in ("p50", "p99", "mean"):
+        facts.set(f"{stem}_{label}", view.unknown(f"{stem}_{label}", gathered.reason, gathered.hint))
+    return None
+
+
+def _moments(histogram: Histogram) -> tuple[float, float] | None:
+    """Mean and variance with each bucket at its middle; None when empty."""
+    total = histogram.buckets[-1][1] if histogram.buckets else 0.0
+    if total <= 0:
+        return None
+    first = second = 0.0
+    before_edge, before = 0.0, 0.0
+    for edge, cumulative in histogram.buckets:
+        inside = cumulative - before
+        middle = before_edge if math.isinf(edge) else (before_edge + edge) / 2
+        first += inside * middle
+        second += inside * middle * middle
+        before = cumulative
+        if not math.isinf(edge):
+            before_edge = edge
+    mean = first / total
+    return mean, max(second / total - mean * mean, 0.0)
+
+
+def _cv(prompt: Histogram, output: Histogram) -> float | None:
+    a, b = _moments(prompt), _moments(output)
+    if a is None or b is None or a[0] + b[0] <= 0:
+        return None
+    return math.sqrt(a[1] + b[1]) / (a[0] + b[0])
+
+
+def _arrivals(view: View) -> None:
+    facts = view.facts
+    seconds = view.window.seconds
+    finished = facts.known("req.finished")
+    scrapes = view.target.scrapes
+    if not seconds or finished is None or finished.span != "w" or len(scrapes) < 2:
+        facts.set(
+            "work.arrival_rate",
+            Unknown(
+                "needs two dated scrapes and the count of finished requests", "take a second scrape some seconds later"
+            ),
+        )
+        return
+    change = 0.0
+    for role in ("req.running", "req.waiting"):
+        first, last = scrapes[0].values.get(role, {}), scrapes[-1].values.get(role, {})
+        change += math.fsum(r.value for r in last.values()) - math.fsum(r.value for r in first.values())
+    facts.set(
+        "work.arrival_rate",
+        estimated(
+            max((float(finished.hi) + change) / seconds, 0.0),
+            "w",
+            finished.source,
+            note="(finished + change of running and waiting) / window",
+            requests=float(finished.hi),
+        ),
+    )
+
+
+def _sessions(view: View) -> None:
+    """The share of requests whose prefix belongs to an earlier one: from prefix hits where there is nothing better."""
+    facts = view.facts
+    hits = facts.known("prefix.hit_share")
+    enabled = facts.known("prefix.enabled")
+    if enabled is not None and enabled.hi is False:
+        facts.set("work.multi_turn_share", Unknown("prefix reuse is off, so turns leave no trace"))
+    elif hits is not None and hits.span == "w":
+        facts.set(
+            "work.multi_turn_share", estimated(float(hits.hi), "w", hits.source, note="prefix hit share stands for it")
+        )
+    else:
+        facts.set(
+            "work.multi_turn_share",
+            view.unknown("work.multi_turn_share", "no session trace and no prefix hits of the window"),
+        )

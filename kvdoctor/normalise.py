@@ -1,0 +1,918 @@
+"""From a snapshot's raw members to readings in canonical roles, split into targets.
+
+Each member is told by its content, parsed by its parser, translated by the engine table that recognises it, and put to the
+server run it belongs to. A member nobody understands stays in the list of sources with what it seems to be.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from kvdoctor.engines.base import COMMON_SERIES, Args, Engine, Series, SeriesName, engines, in_range
+from kvdoctor.findings import SourceNote
+from kvdoctor.parse import (
+    Unread,
+    benchcsv,
+    endpoints,
+    exposition,
+    gpu,
+    iterstats,
+    kernel,
+    probe_result,
+    sniff,
+    torch_snapshot,
+)
+from kvdoctor.parse.serverlog import LogEvent, LogTemplate, ParsedLog, decode, detect_encoding, scan
+from kvdoctor.readings import Histogram, HostReadings, Intake, Key, LogRun, Reading, Scrape, Target, Timed
+from kvdoctor.snapshot import Member, Snapshot
+
+T = TypeVar("T")
+
+EDGE = 4 << 20
+TEXT_LIMIT = 64 << 20
+SAME_START_S = 2.0
+
+
+def normalise(snapshot: Snapshot, *, engine: str | None = None) -> Intake:
+    """Read every member of ``snapshot``; ``engine`` overrules detection by name."""
+    reader = _Reader(snapshot, engine)
+    for member in snapshot.members:
+        reader.read(member)
+    return reader.finish()
+
+
+class _Reader:
+    def __init__(self, snapshot: Snapshot, forced: str | None) -> None:
+        self.snapshot = snapshot
+        self.forced = engines().get(forced) if forced else None
+        self.servers = [e for e in engines().values() if not e.side]
+        self.side = [e for e in engines().values() if e.side]
+        self.markers = [m for e in engines().values() for m in e.log_markers]
+        self.host = HostReadings()
+        self.bench: list[Timed[tuple[benchcsv.BenchRow, ...]]] = []
+        self.sources: list[SourceNote] = [
+            SourceNote(m.kind, m.origin, f"missing: {m.reason}" + (f" ({m.hint})" if m.hint else ""))
+            for m in snapshot.missing
+        ]
+        self.warnings = list(snapshot.warnings)
+        self.scrapes: list[tuple[Scrape, Engine | None, SourceNote]] = []
+        self.runs: list[tuple[LogRun, SourceNote]] = []
+        self.slots: list[Timed[tuple[endpoints.Slot, ...]]] = []
+        self.props: list[Timed[endpoints.Props]] = []
+        self.info: list[Timed[endpoints.ServerInfo]] = []
+        self.loads: list[Timed[endpoints.Loads]] = []
+        self.iters: list[Timed[tuple[iterstats.IterationRow, ...]]] = []
+        self.versions: list[Timed[str]] = []
+        self.models: list[Timed[tuple[str, float | None]]] = []
+        self.commands: list[Timed[tuple[str, str]]] = []
+        self.year = _year(snapshot)
+        self.usable = False
+
+    # ------------------------------------------------------------ members
+
+    def read(self, member: Member) -> None:
+        head = member.head(sniff.HEAD)
+        kind = member.kind if member.kind in _KNOWN_KINDS else sniff.sniff(head, self.markers)
+        if self.forced is not None and kind == "unknown":
+            kind = "log"
+        handler = getattr(self, "_" + kind.replace("-", "_"), None)
+        if handler is None:
+            self._note(member, kind, _NOT_UNDERSTOOD.get(kind, "not understood: no known server prints this"))
+            return
+        if kind == "log":
+            self._log(member, head)
+            return
+        handler(member, _text(member))
+
+    def _note(
+        self, member: Member, kind: str, status: str, lines: int | None = None, bad: int | None = None
+    ) -> SourceNote:
+        if member.truncated:
+            status += ", cut"
+        note = SourceNote(kind, member.origin, status, lines, bad)
+        self.sources.append(note)
+        return note
+
+    def _exposition(self, member: Member, text: str) -> None:
+        page = exposition.parse(text, origin=member.origin)
+        if isinstance(page, exposition.NotExposition):
+            self._note(member, "exposition", f"not a metrics page: {page.reason}")
+            return
+        status = "ok" if not page.bad_count else f"{page.bad_count} lines could not be read"
+        if page.truncated:
+            status = "cut at the end; the rest was read"
+        if page.duplicates:
+            status += f", {len(page.duplicates)} series twice"
+        note = self._note(member, "metrics", status, page.lines, page.bad_count)
+        primary = self.forced or _engine_of_page(page, self.servers)
+        side = [e for e in self.side if _count(page, e)]
+        scrape = read_scrape(
+            page, [e for e in (primary, *side) if e is not None], member.origin, _page_time(page, member)
+        )
+        if primary is None and any(e.name == "dcgm" for e in side):
+            self.host.exporter.append(scrape)
+            self.usable = True
+            return
+        if primary is None and not side:
+            if scrape.values:
+                self.sources[-1] = replace(note, status="metrics of no known engine: only process figures were read")
+            else:
+                self.sources[-1] = replace(note, status="metrics of no known engine: nothing was used")
+            if not scrape.values:
+                return
+        self.usable = self.usable or primary is not None
+        self.scrapes.append((scrape, primary, self.sources[-1]))
+
+    def _log(self, member: Member, head: bytes) -> None:
+        first = member.head(EDGE)
+        edges = [first] if member.size <= EDGE else [first, member.tail(EDGE)]
+        found = self.forced or _engine_of_log(edges, self.servers)
+        templates: list[LogTemplate] = list(found.templates) if found else []
+        for other in self.side:
+            if other.templates and any(m.encode() in e for m in other.log_markers for e in edges):
+                templates.extend(other.templates)
+        with member.open() as stream:
+            parsed = scan(stream, templates, year=self.year)
+        self._add_log(member, found, parsed)
+
+    def _log_events(self, member: Member, text: str) -> None:
+        document = json.loads(text)
+        found = engines().get(str(document.get("engine")))
+        events = [
+            LogEvent(
+                str(e["t"]),
+                str(e["e"]),
+                dict(e["f"]),
+                int(e["n"]),
+                e.get("at"),
+                str(e.get("r", "")),
+                e.get("p"),
+                int(e.get("x", 1)),
+            )
+            for e in document["events"]
+        ]
+        parsed = ParsedLog(
+            events, int(document["lines"]), int(document["bad_lines"]), document["first_time"], document["last_time"],
+            str(document["clock"]), str(document["wrapping"]), str(document["encoding"]), dict(document["dropped"]),
+        )  # fmt: skip
+        self._add_log(member, found, parsed)
+
+    def _add_log(self, member: Member, found: Engine | None, parsed: ParsedLog) -> None:
+        engine_events = [e for e in parsed.events if e.event not in ("error", "exit")]
+        status = (
+            f"log of {found.title}" if found else "log of an unknown engine: only causes common to all are looked for"
+        )
+        if not engine_events and not found and not parsed.events:
+            status = "text without a line kvdoctor knows"
+        if parsed.wrapping:
+            status += f", unwrapped from {parsed.wrapping}"
+        if parsed.encoding != "utf-8":
+            status += f", {parsed.encoding}"
+        for template, count in parsed.dropped.items():
+            self.warnings.append(
+                f"{member.origin}: {count} earlier lines of kind {template} are beyond the memory bound; the newest were judged"
+            )
+        note = self._note(member, "log", status, parsed.lines, parsed.bad_lines)
+        self.usable = self.usable or bool(parsed.events)
+        for run in split_runs(parsed, found, member.origin):
+            self.runs.append((run, note))
+
+    def _smi(self, member: Member, text: str) -> None:
+        report = gpu.parse(text)
+        if isinstance(report, gpu.NotGpu):
+            self._note(member, "gpu", f"nvidia-smi output that could not be read: {report.reason}")
+            return
+        unread = sum(1 for r in report.readings if isinstance(r.mem_used, Unread))
+        status = "ok" if not unread else f"memory not given for {unread} of {len(report.readings)} devices"
+        self._note(member, "gpu", status, report.lines, report.bad_count)
+        self.usable = self.usable or bool(report.readings or report.processes)
+        self.host.gpu.append(Timed(member.origin, member.time, report))
+
+    _smi_query = _smi_apps = _smi_table = _smi_q = _smi_xml = _smi
+
+    def _kernel(self, member: Member, text: str) -> None:
+        parsed = kernel.kernel_log(text)
+        if isinstance(parsed, kernel.NotThis):
+            self._note(member, "kernel log", f"could not be read: {parsed.reason}")
+            return
+        found = len(parsed.xids) + len(parsed.kills) + len(parsed.stalls)
+        self._note(
+            member,
+            "kernel log",
+            "ok" if found else "no Xid, no out-of-memory kill, no lockup in it",
+            parsed.lines,
+            parsed.bad_count,
+        )
+        self.usable = self.usable or bool(found)
+        self.host.kernel.append(Timed(member.origin, member.time, parsed))
+
+    def _ps(self, member: Member, text: str) -> None:
+        parsed = kernel.ps(text)
+        if isinstance(parsed, kernel.NotThis):
+            self._note(member, "processes", f"could not be read: {parsed.reason}")
+            return
+        self._note(member, "processes", "ok", parsed.lines, parsed.bad_count)
+        self.usable = self.usable or bool(parsed.processes)
+        self.host.processes.append(Timed(member.origin, member.time, parsed))
+
+    def _kubectl(self, member: Member, text: str) -> None:
+        parsed = kernel.kubectl(text)
+        if isinstance(parsed, kernel.NotThis):
+            self._note(member, "kubectl", f"not used: {parsed.reason}")
+            return
+        self.host.kube.append(Timed(member.origin, member.time, parsed))
+        self.usable = True
+        self._note(member, "kubectl", "ok", parsed.lines)
+
+    def _cgroup(self, member: Member, text: str) -> None:
+        parsed = kernel.cgroup(text, name=member.name)
+        if isinstance(parsed, kernel.NotThis):
+            self._note(member, "cgroup", f"could not be read: {parsed.reason}")
+            return
+        self.host.cgroups.append(Timed(member.origin, member.time, parsed))
+        self.usable = True
+        self._note(member, "cgroup", "ok", parsed.lines, parsed.bad_count)
+
+    def _meminfo(self, member: Member, text: str) -> None:
+        parsed = kernel.meminfo(text)
+        if isinstance(parsed, kernel.NotThis):
+            self._note(member, "meminfo", f"could not be read: {parsed.reason}")
+            return
+        self.host.meminfo.append(Timed(member.origin, member.time, parsed))
+        self._note(member, "meminfo", "ok", parsed.lines, parsed.bad_count)
+
+    def _iterstats(self, member: Member, text: str) -> None:
+        stats = iterstats.parse(text)
+        if isinstance(stats, iterstats.NotIterationStats):
+            self._note(member, "iteration stats", f"could not be read: {stats.reason}")
+            return
+        self._note(member, "iteration stats", "ok", len(stats.rows) + stats.bad_count, stats.bad_count)
+        self.usable = self.usable or bool(stats.rows)
+        self.iters.append(Timed(member.origin, member.time, tuple(stats.rows)))
+
+    def _slots(self, member: Member, text: str) -> None:
+        self._endpoint(member, "slots", endpoints.slots(text), self.slots)
+
+    def _props(self, member: Member, text: str) -> None:
+        self._endpoint(member, "props", endpoints.props(text), self.props)
+
+    def _server_info(self, member: Member, text: str) -> None:
+        self._endpoint(member, "server info", endpoints.server_info(text), self.info)
+
+    def _loads(self, member: Member, text: str) -> None:
+        self._endpoint(member, "loads", endpoints.loads(text), self.loads)
+
+    def _endpoint(self, member: Member, kind: str, parsed: T | Unread, into: list[Timed[T]]) -> None:
+        if isinstance(parsed, Unread):
+            self._note(member, kind, f"could not be read: {parsed.reason}")
+            return
+        self._note(member, kind, "ok")
+        self.usable = True
+        into.append(Timed(member.origin, member.time, parsed))
+
+    def _version(self, member: Member, text: str) -> None:
+        self.versions.append(Timed(member.origin, member.time, str(json.loads(text)["version"])))
+        self._note(member, "version", "ok")
+
+    def _models(self, member: Member, text: str) -> None:
+        for entry in json.loads(text)["data"]:
+            length = entry.get("max_model_len")
+            self.models.append(
+                Timed(
+                    member.origin,
+                    member.time,
+                    (str(entry.get("id", "")), float(length) if isinstance(length, (int, float)) else None),
+                )
+            )
+        self._note(member, "models", "ok")
+
+    def _command(self, member: Member, text: str) -> None:
+        """``ENGINE<newline>FLAGS``: a command line found by discovery, secrets already masked."""
+        name, _, flags = text.partition("\n")
+        self.commands.append(Timed(member.origin, member.time, (name.strip(), flags)))
+        self._note(member, "command line", "ok")
+
+    def _torch_snapshot(self, member: Member, text: str) -> None:
+        parsed = torch_snapshot.load(member.read())
+        if isinstance(parsed, torch_snapshot.Refused):
+            self._note(member, "torch snapshot", f"not read: {parsed.reason}")
+            return
+        self._note(member, "torch snapshot", "ok")
+        self.usable = True
+        self.host.torch.append(Timed(member.origin, member.time, parsed))
+
+    def _probe(self, member: Member, text: str) -> None:
+        parsed = probe_result.load(text)
+        if isinstance(parsed, probe_result.NotAProbe):
+            self._note(member, "probe result", f"not read: {parsed.reason}")
+            return
+        self._note(member, "probe result", "ok")
+        self.usable = True
+        self.host.probes.append(Timed(member.origin, member.time, parsed))
+
+    def _bench_csv(self, member: Member, text: str) -> None:
+        parsed = benchcsv.parse(text, origin=member.origin)
+        if isinstance(parsed, benchcsv.NotBench):
+            self._note(member, "benchmark", f"not read: {parsed.reason}")
+            return
+        self._note(
+            member, "benchmark", "ok" if parsed.rows else "no row could be read", text.count("\n"), parsed.bad_count
+        )
+        self.usable = self.usable or bool(parsed.rows)
+        self.bench.append(Timed(member.origin, member.time, tuple(parsed.rows)))
+
+    # ------------------------------------------------------------ targets
+
+    def finish(self) -> Intake:
+        targets = self._targets()
+        self._attach_endpoints(targets)
+        for target in targets:
+            _settle(target)
+        _name(targets)
+        return Intake(targets, self.host, self.bench, self.sources, self.warnings, self.usable)
+
+    def _targets(self) -> list[Target]:
+        targets: list[Target] = []
+        for scrapes, engine, notes, earlier in _servers(self.scrapes, self.warnings):
+            target = Target("", engine, None, scrapes[-1].model or None, {}, scrapes, earlier_runs=earlier)
+            target.sources.extend(notes)
+            targets.append(target)
+        with_pages = list(targets)
+        for group in _same_run(self.runs):
+            run = group[0][0]
+            home = _home(group, with_pages, alone=len(_same_run(self.runs)) == 1)
+            if home is None:
+                home = Target("", run.engine, run.version, run.model or None, {})
+                targets.append(home)
+            home.logs.extend(r for r, _ in group)
+            home.sources.extend(n for _, n in group if n not in home.sources)
+        return _count_restarts(_fold_generic(targets))
+
+    def _attach_endpoints(self, targets: list[Target]) -> None:
+        for name, items, attribute in (
+            ("llama.cpp", self.slots, "slots"),
+            ("llama.cpp", self.props, "props"),
+            ("sglang", self.info, "server_info"),
+            ("sglang", self.loads, "loads"),
+            ("tensorrt-llm", self.iters, "iterations"),
+        ):
+            if not items:
+                continue
+            home = next((t for t in targets if t.engine is not None and t.engine.name == name), None)
+            if home is None:
+                blank = [t for t in targets if t.engine is None and not t.scrapes]
+                home = blank[0] if len(blank) == 1 else None
+                if home is None:
+                    home = Target("", engines().get(name), None, None, {})
+                    targets.append(home)
+                else:
+                    home.engine = engines().get(name)
+            getattr(home, attribute).extend(
+                sorted(items, key=lambda i: (i.time is None, i.time or 0.0, _natural(i.origin)))
+            )
+            origins = {i.origin for i in items}
+            home.sources.extend(s for s in self.sources if s.origin in origins and s not in home.sources)
+        for command in self.commands:
+            home = next((t for t in targets if t.engine is not None and t.engine.name == command.value[0]), None)
+            if home is None:
+                home = Target("", engines().get(command.value[0]), None, None, {})
+                targets.append(home)
+            if home.engine is not None:
+                home.args = {**flags_to_args(command.value[1]), **home.args}
+        if len(targets) == 1:
+            if self.versions:
+                targets[0].version = targets[0].version or self.versions[-1].value
+            for item in self.models:
+                targets[0].model = targets[0].model or item.value[0]
+                if item.value[1] is not None:
+                    targets[0].args.setdefault("max_model_len", f"{item.value[1]:.0f}")
+
+
+_KNOWN_KINDS = frozenset(
+    [
+        "exposition",
+        "log",
+        "log-events",
+        "smi-query",
+        "smi-apps",
+        "smi-table",
+        "smi-q",
+        "smi-xml",
+        "kernel",
+        "ps",
+        "kubectl",
+        "cgroup",
+        "meminfo",
+        "iterstats",
+        "slots",
+        "props",
+        "server-info",
+        "loads",
+        "torch-snapshot",
+        "probe",
+        "bench-csv",
+        "version",
+        "models",
+        "command",
+    ]
+)
+_NOT_UNDERSTOOD = {
+    "empty": "empty",
+    "binary": "not understood: binary data that is no torch memory snapshot",
+    "html": "not understood: an HTML page (a proxy or error page instead of metrics?)",
+}
+
+
+def _text(member: Member) -> str:
+    raw = member.read(TEXT_LIMIT)
+    encoding = detect_encoding(raw[:4096])
+    text = decode(raw) if encoding == "utf-8" else raw.decode(encoding, "replace")
+    return text.removeprefix("\ufeff")
+
+
+def _natural(text: str) -> list[tuple[int, int, str]]:
+    return [(0, int(p), "") if p.isdigit() else (1, 0, p) for p in re.split(r"(\d+)", text) if p]
+
+
+def _year(snapshot: Snapshot) -> int | None:
+    """The year to date yearless stamps with: of a member's time, else of the capture."""
+    from datetime import UTC, datetime
+
+    times = [m.time for m in snapshot.members if m.time is not None] or ([snapshot.taken] if snapshot.taken else [])
+    return datetime.fromtimestamp(min(times), UTC).year if times else None
+
+
+# ---------------------------------------------------------------- engines
+
+
+def _count(page: exposition.Exposition, engine: Engine) -> int:
+    return sum(1 for name in page.by_name if name.startswith(engine.metric_prefixes)) if engine.metric_prefixes else 0
+
+
+def _engine_of_page(page: exposition.Exposition, servers: Sequence[Engine]) -> Engine | None:
+    scored = [(count, -i, e) for i, e in enumerate(servers) if (count := _count(page, e))]
+    return max(scored)[2] if scored else None
+
+
+def _engine_of_log(edges: Sequence[bytes], servers: Sequence[Engine]) -> Engine | None:
+    """The engine whose markers occur most; a tie goes to the one whose rarer markers are there."""
+    best: tuple[int, int, int] | None = None
+    found: Engine | None = None
+    for index, engine in enumerate(servers):
+        kinds = hits = 0
+        for marker in engine.log_markers:
+            count = sum(min(edge.count(_as_bytes(marker, edge)), 50) for edge in edges)
+            kinds += count > 0
+            hits += count
+        score = (kinds, hits, -index)
+        if hits and (best is None or score > best):
+            best, found = score, engine
+    return found
+
+
+def _as_bytes(marker: str, edge: bytes) -> bytes:
+    encoding = detect_encoding(edge[:4096])
+    return marker.encode(encoding)
+
+
+# ---------------------------------------------------------------- scrapes
+
+
+def _page_time(page: exposition.Exposition, member: Member) -> float | None:
+    for samples in page.by_name.values():
+        for sample in samples:
+            if sample.time is not None:
+                return sample.time
+        break
+    return member.time
+
+
+def read_scrape(page: exposition.Exposition, tables: Sequence[Engine], origin: str, time: float | None) -> Scrape:
+    """Translate a metrics page by engine tables; per role the first (newest) name present is used."""
+    scrape = Scrape(origin, time)
+    seen: set[str] = set()
+    rank_labels = tables[0].rank_labels if tables else ()
+    for series in (*COMMON_SERIES, *(s for table in tables for s in table.series)):
+        if series.role in seen:
+            continue
+        for name in series.names:
+            if name.ignore:
+                if name.name in page.by_name:
+                    scrape.ignored[name.name] = name.ignore
+                continue
+            if _read_name(page, series, name, rank_labels, scrape):
+                seen.add(series.role)
+                break
+    for made in page.created:
+        if tables and made.startswith(tables[0].metric_prefixes):
+            scrape.created[made] = max(sample.value for sample in page.by_name[made])
+    for samples in page.by_name.values():
+        for sample in samples:
+            for label in ("model_name", "model", "model_id"):
+                if sample.labels.get(label) and not scrape.model:
+                    scrape.model = sample.labels[label]
+            kept = {
+                k: sample.labels[k]
+                for k in ("instance", "pod", "job", "namespace", "hostname", "Hostname")
+                if k in sample.labels
+            }
+            if kept and not scrape.labels:
+                scrape.labels = kept
+        if scrape.model and scrape.labels:
+            break
+    return scrape
+
+
+_REPLICA_LABELS = frozenset({"tp_rank", "pp_rank", "moe_ep_rank", "pid"})
+"""Labels whose values repeat one and the same reading (each tensor-parallel rank exports it)."""
+
+
+def _read_name(
+    page: exposition.Exposition, series: Series, name: SeriesName, rank_labels: Sequence[str], scrape: Scrape
+) -> bool:
+    if name.kind in ("histogram", "summary"):
+        return _read_histogram(page, series, name, rank_labels, scrape)
+    samples = [s for s in page.by_name.get(name.name, ()) if all(s.labels.get(k) == v for k, v in name.where.items())]
+    if not samples:
+        return False
+    if name.kind == "info":
+        scrape.infos[series.role] = (samples[0].labels, f"{scrape.origin}:{samples[0].line} {name.name}")
+        return True
+    grouped: dict[Key, dict[tuple[tuple[str, str], ...], tuple[float, int]]] = {}
+    for sample in samples:
+        if math.isnan(sample.value):
+            continue
+        key = (_rank(sample.labels, rank_labels), sample.labels.get(name.by, "") if name.by else "")
+        rest = tuple(sorted((k, v) for k, v in sample.labels.items() if k not in _REPLICA_LABELS))
+        slot = grouped.setdefault(key, {})
+        value = sample.value * name.scale
+        if rest not in slot or value > slot[rest][0]:
+            slot[rest] = (value, sample.line)
+    if not grouped:
+        return False
+    target = scrape.values.setdefault(series.role, {})
+    for key, parts in grouped.items():
+        values = [v for v, _ in parts.values()]
+        total = math.fsum(values) if name.kind == "counter" else max(values)
+        target[key] = Reading(total, f"{scrape.origin}:{next(iter(parts.values()))[1]} {name.name}")
+    return True
+
+
+def _rank(labels: Mapping[str, str], rank_labels: Sequence[str]) -> str:
+    found = [labels[k] for k in rank_labels if labels.get(k)]
+    return ".".join(found)
+
+
+def _read_histogram(
+    page: exposition.Exposition, series: Series, name: SeriesName, rank_labels: Sequence[str], scrape: Scrape
+) -> bool:
+    def keep(sample: exposition.Sample) -> bool:
+        return all(sample.labels.get(k) == v for k, v in name.where.items())
+
+    buckets: dict[Key, dict[float, float]] = {}
+    line = 0
+    for sample in page.by_name.get(name.name + "_bucket", ()):
+        if not keep(sample) or "le" not in sample.labels:
+            continue
+        try:
+            edge = float(sample.labels["le"].replace("+Inf", "inf")) * name.scale
+        except ValueError:
+            continue
+        key = (_rank(sample.labels, rank_labels), sample.labels.get(name.by, "") if name.by else "")
+        slot = buckets.setdefault(key, {})
+        slot[edge] = slot.get(edge, 0.0) + sample.value
+        line = line or sample.line
+    quantiles: dict[Key, dict[float, float]] = {}
+    for sample in page.by_name.get(name.name, ()):
+        if keep(sample) and "quantile" in sample.labels:
+            key = (_rank(sample.labels, rank_labels), sample.labels.get(name.by, "") if name.by else "")
+            quantiles.setdefault(key, {})[float(sample.labels["quantile"])] = sample.value * name.scale
+            line = line or sample.line
+    totals = _totals(page, name, rank_labels, "_count", 1.0)
+    sums = _totals(page, name, rank_labels, "_sum", name.scale)
+    keys = buckets.keys() | quantiles.keys() | totals.keys()
+    if not keys:
+        return False
+    target = scrape.histograms.setdefault(series.role, {})
+    for key in keys:
+        histogram = Histogram(
+            tuple(sorted(buckets.get(key, {}).items())),
+            totals.get(key),
+            sums.get(key),
+            tuple(sorted(quantiles.get(key, {}).items())),
+        )
+        target[key] = (histogram, f"{scrape.origin}:{line} {name.name}" if line else f"{scrape.origin} {name.name}")
+    return True
+
+
+def _totals(
+    page: exposition.Exposition, name: SeriesName, rank_labels: Sequence[str], suffix: str, scale: float
+) -> dict[Key, float]:
+    out: dict[Key, float] = {}
+    for sample in page.by_name.get(name.name + suffix, ()):
+        if all(sample.labels.get(k) == v for k, v in name.where.items()):
+            key = (_rank(sample.labels, rank_labels), sample.labels.get(name.by, "") if name.by else "")
+            out[key] = out.get(key, 0.0) + sample.value * scale
+    return out
+
+
+_Page = tuple[Scrape, Engine | None, SourceNote]
+
+
+def _servers(
+    pages: list[_Page], warnings: list[str]
+) -> list[tuple[list[Scrape], Engine | None, list[SourceNote], int]]:
+    """Pages of one server run together, in order; runs of the same server count as restarts when they do not overlap."""
+    servers: dict[tuple[object, ...], list[_Page]] = {}
+    for page in pages:
+        scrape, engine, _ = page
+        identity = (
+            engine.name if engine else None, scrape.model,
+            tuple(sorted((k, v) for k, v in scrape.labels.items())), _place(scrape.origin),
+        )  # fmt: skip
+        servers.setdefault(identity, []).append(page)
+    out: list[tuple[list[Scrape], Engine | None, list[SourceNote], int]] = []
+    for group in servers.values():
+        runs: list[list[_Page]] = []
+        for page in sorted(group, key=_page_order):
+            home = next((r for r in runs if _same_process(r[-1][0], page[0])), None)
+            if home is None:
+                runs.append([page])
+            else:
+                home.append(page)
+        runs = [_ordered(r) for r in runs]
+        disjoint = all(
+            a[-1][0].time is not None and b[0][0].time is not None and a[-1][0].time <= b[0][0].time
+            for a, b in zip(runs, runs[1:], strict=False)
+        )
+        for index, run in enumerate(runs):
+            out.append(([p[0] for p in run], run[0][1], [p[2] for p in run], index if disjoint else 0))
+        if len(runs) > 1 and disjoint:
+            warnings.append(
+                f"the server restarted {len(runs) - 1} time(s) between the scrapes ({runs[-1][0][0].origin} is the first after it); "
+                "no difference is taken across a restart"
+            )
+    return out
+
+
+def _place(origin: str) -> str:
+    """What distinguishes two servers by origin: the folder of a file, the host and port of a URL."""
+    match = re.match(r"https?://([^/]+)", origin)
+    if match:
+        return match.group(1)
+    return os.path.dirname(origin)
+
+
+def _same_process(a: Scrape, b: Scrape) -> bool:
+    start_a, start_b = _process_start(a), _process_start(b)
+    if start_a is not None and start_b is not None and abs(start_a - start_b) > SAME_START_S:
+        return False
+    return not any(
+        abs(b.created[n] - t) > SAME_START_S and b.created[n] > t for n, t in a.created.items() if n in b.created
+    )
+
+
+def _process_start(scrape: Scrape) -> float | None:
+    values = [r.value for r in scrape.values.get("run.start", {}).values()]
+    return max(values) if values else None
+
+
+def _progress(scrape: Scrape) -> tuple[float, float]:
+    cpu = [r.value for r in scrape.values.get("run.cpu", {}).values()]
+    roles = ("tok.prompt", "tok.generated", "req.finished", "preempt.total", "prefix.queries", "tok.prefill_compute")
+    total = math.fsum(r.value for role in roles for r in scrape.values.get(role, {}).values())
+    return (max(cpu) if cpu else 0.0, total)
+
+
+def _page_order(page: _Page) -> tuple[object, ...]:
+    scrape = page[0]
+    if scrape.time is not None:
+        return (0, scrape.time, 0.0, [])
+    return (1, *_progress(scrape), _natural(scrape.origin))
+
+
+def _ordered(run: list[_Page]) -> list[_Page]:
+    """By time; where times are missing, by monotone counters, then by name."""
+    if all(p[0].time is not None for p in run):
+        return sorted(run, key=lambda p: p[0].time or 0.0)
+    return sorted(run, key=lambda p: (*_progress(p[0]), _natural(p[0].origin)))
+
+
+# ---------------------------------------------------------------- logs
+
+
+_ENDS = frozenset(
+    {"stats", "ready", "start_error", "oom", "exit", "graphs_end", "request_in", "request_out", "model_load"}
+)
+
+
+def split_runs(parsed: ParsedLog, engine: Engine | None, origin: str) -> list[LogRun]:
+    """Cut a log at the banners that follow work: each piece is one run of a server."""
+    pieces: list[list[LogEvent]] = [[]]
+    worked = False
+    for event in parsed.events:
+        if event.event == "banner" and worked:
+            pieces.append([])
+            worked = False
+        pieces[-1].append(event)
+        worked = worked or event.event in _ENDS
+    runs: list[LogRun] = []
+    for index, events in enumerate(pieces):
+        single = len(pieces) == 1
+        times = [e.time for e in events if e.time is not None]
+        version: str | None = None
+        model = ""
+        args: Args = {}
+        for event in events:
+            if event.event == "banner":
+                version = event.text("version") or version
+                model = event.text("model") or model
+            if event.event == "args" and engine is not None:
+                text = event.text("text")
+                if text:
+                    # the first mention wins: front ends print what the user gave, workers repeat it with defaults
+                    args = {**engine.parse_args(text), **args}
+        runs.append(
+            LogRun(
+                origin, engine, version, args, events,
+                parsed.first_time if index == 0 else (times[0] if times else None),
+                parsed.last_time if index == len(pieces) - 1 else (times[-1] if times else None),
+                parsed.clock, model or args.get("model", args.get("model_path", "")),
+                frozenset(e.pid for e in events if e.pid is not None),
+                1 if index == 0 else (events[0].line if events else 1),
+                parsed.lines if single or index == len(pieces) - 1 else (pieces[index + 1][0].line - 1),
+                any(e.event in ("banner", "args", "pool") for e in events), parsed.dropped,
+            )
+        )  # fmt: skip
+    return runs
+
+
+_Run = tuple[LogRun, SourceNote]
+
+
+def _same_run(runs: list[_Run]) -> list[list[_Run]]:
+    """Logs of one server run together: processes in common, or a continuation (rotation) in the same folder."""
+    groups: list[list[_Run]] = []
+    for item in runs:
+        run = item[0]
+        home = None
+        for group in groups:
+            other = group[-1][0]
+            if other.engine is not run.engine or other.origin == run.origin or run.engine is None:
+                continue
+            shared = bool(run.pids - {1}) and bool((run.pids - {1}) & (other.pids - {1}))
+            rotated = _stem(run.origin) == _stem(other.origin) and not (run.has_start and other.has_start)
+            if shared or rotated:
+                home = group
+                break
+        if home is None:
+            groups.append([item])
+        else:
+            home.append(item)
+            home.sort(key=lambda i: (i[0].first_time is None, i[0].first_time or 0.0, _natural(i[0].origin)))
+    return groups
+
+
+def _stem(origin: str) -> str:
+    """``logs/server.log.2`` -> ``logs/server.log``."""
+    return re.sub(r"(?:[.-]\d{1,8})?(?:\.gz)?$", "", origin)
+
+
+def _base(model: str | None) -> str:
+    return (model or "").rstrip("/").rsplit("/", 1)[-1].lower()
+
+
+def _home(group: list[_Run], targets: list[Target], *, alone: bool) -> Target | None:
+    """The scraped server a log belongs to, or None."""
+    run = group[0][0]
+    fitting = [t for t in targets if run.engine is None or t.engine is None or t.engine.name == run.engine.name]
+    if not fitting:
+        return None
+    if len(fitting) == 1 and alone:
+        return fitting[0]
+    served = _served_names(run)
+    by_model = [t for t in fitting if t.model and _base(t.model) in served]
+    if len(by_model) == 1:
+        return by_model[0]
+    pool = by_model or fitting
+    port = run.args.get("port")
+    if port:
+        by_port = [t for t in pool if any(f":{port}/" in s.origin for s in t.scrapes)]
+        if len(by_port) == 1:
+            return by_port[0]
+    overlapping = [t for t in pool if _overlap(run, t)]
+    if len(overlapping) == 1:
+        return overlapping[0]
+    if len(pool) == 1 and not pool[0].logs:
+        return pool[0]
+    return None
+
+
+def _served_names(run: LogRun) -> set[str]:
+    names = {_base(run.model)}
+    for key in ("served_model_name", "model", "model_path"):
+        for part in re.findall(r"[\w./:-]+", run.args.get(key, "")):
+            names.add(_base(part))
+    return names - {""}
+
+
+def _overlap(run: LogRun, target: Target) -> bool:
+    if run.first_time is None or run.last_time is None or not target.clocked:
+        return False
+    first, last = target.scrapes[0].time, target.scrapes[-1].time
+    return first is not None and last is not None and run.first_time <= last and first <= run.last_time
+
+
+def _fold_generic(targets: list[Target]) -> list[Target]:
+    """A log of no known engine beside exactly one server is that server's (a client log, a launcher log)."""
+    known = [t for t in targets if t.engine is not None]
+    generic = [t for t in targets if t.engine is None and not t.scrapes]
+    if len(known) == 1:
+        for extra in generic:
+            known[0].logs.extend(extra.logs)
+            known[0].sources.extend(extra.sources)
+        return [t for t in targets if t not in generic]
+    if not known and len(generic) > 1:
+        first = generic[0]
+        for extra in generic[1:]:
+            first.logs.extend(extra.logs)
+            first.sources.extend(extra.sources)
+        return [first, *(t for t in targets if t not in generic)]
+    return targets
+
+
+def _count_restarts(targets: list[Target]) -> list[Target]:
+    """Number the earlier runs of targets whose logs stand in the same file."""
+    last: dict[str, int] = {}
+    for target in targets:
+        for run in target.logs:
+            if run.origin in last:
+                target.earlier_runs = max(target.earlier_runs, last[run.origin] + 1)
+            last[run.origin] = target.earlier_runs
+    return targets
+
+
+def flags_to_args(text: str) -> Args:
+    """``--max-num-seqs 5 --enable-x --port=80`` -> {'max_num_seqs': '5', 'enable_x': 'True', 'port': '80'}."""
+    out: Args = {}
+    words = text.replace("\x00", " ").split()
+    for index, word in enumerate(words):
+        match = re.match(r"--?([A-Za-z][\w-]*)(?:=(.*))?$", word)
+        if not match:
+            continue
+        key = match.group(1).replace("-", "_")
+        if match.group(2) is not None:
+            out[key] = match.group(2)
+        elif index + 1 < len(words) and not re.match(r"--?[A-Za-z]", words[index + 1]):
+            out[key] = words[index + 1]
+        else:
+            out[key] = "True"
+    return out
+
+
+def _settle(target: Target) -> None:
+    """Version, model and arguments of a target from its logs, its pages and its endpoints."""
+    for run in target.logs:
+        target.version = target.version or run.version
+        target.model = target.model or run.model or None
+        target.args = {**run.args, **target.args}
+    for scrape in target.scrapes:
+        info = scrape.infos.get("kv.info")
+        if info is not None:
+            target.args = {**{k: v for k, v in info[0].items() if v}, **target.args}
+    for item in target.server_info:
+        target.args = {**item.value.settings, **target.args}
+        target.version = target.version or item.value.version
+    for prop in target.props:
+        target.model = target.model or prop.value.model
+        target.version = target.version or prop.value.build
+
+
+def _name(targets: list[Target]) -> None:
+    for target in targets:
+        parts = [target.engine.name if target.engine else "unknown engine"]
+        if target.model:
+            parts.append(_base(target.model))
+        target.name = " ".join(parts)
+    names = [t.name for t in targets]
+    for target in targets:
+        if names.count(target.name) > 1:
+            origins = [s.origin for s in target.scrapes[:1]] + [r.origin for r in target.logs[:1]]
+            suffix = origins[0] if origins else str(targets.index(target) + 1)
+            target.name += f" ({suffix}" + (f", run {target.earlier_runs + 1})" if target.earlier_runs else ")")
+    seen: dict[str, int] = {}
+    for target in targets:
+        seen[target.name] = seen.get(target.name, 0) + 1
+        if seen[target.name] > 1:
+            target.name += f" #{seen[target.name]}"
+
+
+def versions_fit(engine: Engine | None, version: str | None, names: Iterable[SeriesName]) -> bool:
+    """Is at least one of a role's names exposed by this version (None: not known)?"""
+    return engine is not None and any(in_range(version, n.since, n.until) is not False for n in names)

@@ -1,0 +1,39 @@
+"""Vendor text -> vendor's own words and units, with line numbers.
+
+Every parser here is a pure function of text: a line it cannot read is counted and kept as a :class:`BadLine`, the rest
+is read. A number the source does not give is an :class:`Unread`, never 0 and never an empty string.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAX_LINE = 64 * 1024
+"""Longest line, in characters, that is looked at; longer ones are cut first so that no pattern sees hostile input."""
+
+SHOWN = 60
+"""Characters of a refused line or page that are kept for the report."""
+
+KEPT_BAD = 100
+"""Refused lines kept with their text; further ones are only counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A value the source names but does not give, or does not print at all; ``reason`` says which of the two."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BadLine:
+    """A line that could not be read: 1-based number, why, and its first characters."""
+
+    line: int
+    why: str
+    text: str
+
+
+def bad_line(line: int, why: str, text: str) -> BadLine:
+    """Build a :class:`BadLine`, keeping only the first :data:`SHOWN` characters of the text."""
+    return BadLine(line, why, text[:SHOWN])

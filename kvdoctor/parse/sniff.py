@@ -1,0 +1,208 @@
+"""What kind of file is this? By content, never by name alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+
+from kvdoctor.parse.serverlog import GENERIC, OOM_LITERALS, decode, detect_encoding
+
+HEAD = 65_536
+
+_SAMPLE = re.compile(r"[a-zA-Z_:][\w:]*(?:\{[^\n]*\})?[ \t]+[-+]?(?:\d|NaN|Nan|nan|Inf|inf)")
+_METRIC_COMMENT = re.compile(r"# (?:HELP|TYPE|UNIT) [a-zA-Z_:]|# EOF\b")
+_PS_HEADER = re.compile(r"^\s*(?:USER|UID|PID|PPID|STAT|S)\b.*\b(?:CMD|COMMAND|ARGS)\s*$|^\s*PID\b.*\bPPID\b", re.I)
+_KERNEL = re.compile(
+    r"NVRM: Xid|oom-kill:|Out of memory: Kill|Memory cgroup out of memory|soft lockup|invoked oom-killer|blocked for more than \d+ seconds"
+)
+_KERNEL_PREFIX = re.compile(r"^(?:<\d+>)?\[\s*\d+\.\d{4,6}\] |^\[(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) |\bkernel: ")
+_KUBECTL = re.compile(
+    r"^(?:Name|Namespace|Node|Labels|Annotations|Status|Reference|Metrics|Containers|Scale Target Ref|API Version|Min replicas|Replicas|Scale Target|Metric Type)s?\s*:",
+    re.M,
+)
+_CGROUP = re.compile(
+    r"^(?:anon|file|inactive_file|active_file|total_inactive_file|memory\.(?:current|max|high|stat|events|usage_in_bytes|limit_in_bytes)|oom_kill|cache|rss)[ =:\t]+(?:\d+|max)\b",
+    re.M,
+)
+_MEMINFO = re.compile(r"^MemTotal:\s+\d+ kB", re.M)
+_LOGISH = re.compile(
+    r"\b(?:INFO|WARN(?:ING)?|ERROR|DEBUG|CRITICAL|FATAL)\b|\d\d:\d\d:\d\d|Traceback \(most recent call last\)|^\S*Error: |level=",
+    re.M,
+)
+_HTML = re.compile(r"^\s*(?:<!doctype html|<html|<head|<\?xml[^>]*>\s*<html)", re.I)
+
+
+def is_binary(head: bytes) -> bool:
+    """Control bytes that no text has (after UTF-16 is ruled out)."""
+    if not head or detect_encoding(head) != "utf-8":
+        return False
+    sample = head[:8192]
+    control = sum(sample.count(bytes([c])) for c in (*range(0, 8), *range(14, 27)))
+    return control > max(len(sample) // 100, 0) or b"\x00" in sample
+
+
+def sniff(head: bytes, log_markers: Iterable[str] = ()) -> str:
+    """The kind of a source from its first 64 KiB.
+
+    One of ``exposition log log-events smi-query smi-apps smi-table smi-q smi-xml kernel ps kubectl cgroup meminfo iterstats
+    slots props server-info loads torch-snapshot probe bench-csv html empty binary unknown``. ``log_markers`` are pieces of
+    lines that only an engine prints.
+    """
+    if not head.strip():
+        return "empty"
+    if head[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
+        return "torch-snapshot"
+    if is_binary(head):
+        return "binary"
+    encoding = detect_encoding(head)
+    text = (
+        head[:HEAD].decode(encoding, "replace").lstrip("\ufeff")
+        if encoding != "utf-8"
+        else decode(head[:HEAD]).lstrip("\ufeff")
+    )
+    stripped = text.lstrip()
+    if _HTML.match(text):
+        return "html"
+    if stripped[:1] in "[{":
+        kind = _json_kind(stripped)
+        if kind:
+            return kind
+    if "<nvidia_smi_log>" in text:
+        return "smi-xml"
+    lines = [line for line in text.splitlines()[:400] if line.strip()]
+    if not lines:
+        return "empty"
+    kind = _smi(text, lines)
+    if kind:
+        return kind
+    metric = sum(1 for line in lines[:60] if _METRIC_COMMENT.match(line) or _SAMPLE.match(line))
+    if metric and (metric >= 0.6 * len(lines[:60]) or any(_METRIC_COMMENT.match(line) for line in lines[:3])):
+        if _MEMINFO.search(text):
+            return "meminfo"
+        return "cgroup" if _CGROUP.search(text) and ":" not in lines[0] and "{" not in text else "exposition"
+    if _MEMINFO.search(text):
+        return "meminfo"
+    marked = any(marker in text for marker in log_markers)
+    if not marked:
+        if any(_PS_HEADER.match(line) for line in lines[:3]):
+            return "ps"
+        if _KERNEL.search(text) and any(_KERNEL_PREFIX.search(line) for line in lines[:50]):
+            return "kernel"
+        if len(_KUBECTL.findall(text)) >= 2:
+            return "kubectl"
+        if _CGROUP.search(text):
+            return "cgroup"
+        if _bench_header(lines):
+            return "bench-csv"
+        if sum(1 for line in lines[:50] if _KERNEL_PREFIX.search(line)) > len(lines[:50]) / 2 or _KERNEL.search(text):
+            return "kernel"
+    if (
+        marked
+        or _LOGISH.search(text)
+        or any(word in text for word in OOM_LITERALS)
+        or any(t.literal in text for t in GENERIC)
+    ):
+        return "log"
+    return "unknown"
+
+
+def _bench_header(lines: list[str]) -> bool:
+    from kvdoctor.parse import benchcsv
+
+    return benchcsv.looks_like("\n".join(lines[:20]))
+
+
+def _smi(text: str, lines: list[str]) -> str | None:
+    first = lines[0].lower().lstrip("# ")
+    if "," in first:
+        columns = [c.strip().split(" ")[0] for c in first.split(",")]
+        if (
+            "used_gpu_memory" in columns
+            or "used_memory" in columns
+            or ("pid" in columns and any(c in columns for c in ("process_name", "gpu_uuid", "gpu_bus_id", "gpu_name")))
+        ):
+            return "smi-apps"
+        dotted = sum(
+            1
+            for c in columns
+            if c.startswith(
+                (
+                    "memory.",
+                    "utilization.",
+                    "clocks",
+                    "temperature.",
+                    "power.",
+                    "mig.",
+                    "driver_",
+                    "pci.",
+                    "fb_memory",
+                    "pstate",
+                )
+            )
+        )
+        if dotted and len(columns) > 1:
+            return "smi-query"
+        if dotted and columns[0].startswith(("memory.", "utilization.")):
+            return "smi-query"
+    if "NVIDIA-SMI " in text and "+-" in text:
+        return "smi-table"
+    if "NVSMI LOG" in text:
+        return "smi-q"
+    return None
+
+
+def _json_kind(text: str) -> str | None:
+    """Kind of a JSON document or of JSON lines; None when it is neither or nothing known."""
+    first_line = text.split("\n", 1)[0]
+    record: object = None
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        try:
+            record = json.loads(first_line)
+        except (ValueError, RecursionError):
+            record = None
+    if isinstance(record, list):
+        record = record[0] if record else None
+        if isinstance(record, dict) and ("id_task" in record or ("n_ctx" in record and "is_processing" in record)):
+            return "slots"
+    if isinstance(record, dict):
+        keys = record.keys()
+        schema = str(record.get("schema", ""))
+        if schema.startswith("kvdoctor.probe/"):
+            return "probe"
+        if schema.startswith("kvdoctor.log/"):
+            return "log-events"
+        if (
+            "kvCacheStats" in keys
+            or "inflightBatchingStats" in keys
+            or "kv_cache_stats" in keys
+            or "numActiveRequests" in keys
+        ):
+            return "iterstats"
+        if "default_generation_settings" in keys or "total_slots" in keys:
+            return "props"
+        if "loads" in keys or ("num_reqs" in keys and "num_tokens" in keys):
+            return "loads"
+        if "internal_states" in keys or "mem_fraction_static" in keys or "max_total_num_tokens" in keys:
+            return "server-info"
+        if "segments" in keys and ("device_traces" in keys or "allocator_settings" in keys):
+            return "torch-snapshot"
+        if any(k in keys for k in ("log", "MESSAGE", "message", "msg", "textPayload", "jsonPayload", "line")):
+            return "log"
+        if "error" in keys:
+            return "log"
+        return "unknown" if text.startswith("{") and text.rstrip().endswith("}") else None
+    # cut JSON: a snapshot or an endpoint answer larger than the head
+    if '"segments"' in text[:4096] and '"blocks"' in text:
+        return "torch-snapshot"
+    if '"kvCacheStats"' in text[:4096] or '"inflightBatchingStats"' in text[:4096]:
+        return "iterstats"
+    if '"mem_fraction_static"' in text or '"internal_states"' in text:
+        return "server-info"
+    if '"id_task"' in text[:4096] and '"is_processing"' in text[:8192]:
+        return "slots"
+    if '"default_generation_settings"' in text:
+        return "props"
+    return None

@@ -1,0 +1,183 @@
+"""The one path: snapshot -> readings -> facts -> (what-if) -> verdicts -> plan -> report. Pure: all I/O is done before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from kvdoctor.advise import Setting, commands, plan, with_actions
+from kvdoctor.derive import Derived, derive
+from kvdoctor.derive.view import View
+from kvdoctor.derive.vitals import series, vitals
+from kvdoctor.facts import FactSet
+from kvdoctor.findings import Advice, Plan, Report, SourceNote, TargetReport, Turn, Verdict, Window
+from kvdoctor.normalise import normalise
+from kvdoctor.readings import Intake, Target
+from kvdoctor.rulebook.config import Config, apply_config
+from kvdoctor.rulebook.judge import choose, gravest, judge, settle
+from kvdoctor.rulebook.rule import Rule
+from kvdoctor.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a run may vary beside rules and configuration. ``engine`` overrules detection; ``what_if`` is none, auto or full."""
+
+    engine: str | None = None
+    what_if: str = "none"
+    config: Config = field(default_factory=Config)
+
+
+def diagnose(snapshot: Snapshot, rules: Sequence[Rule], options: Options | None = None) -> Report:
+    """The report on a snapshot. The same snapshot, rules and options give the same report."""
+    options = options or Options()
+    intake = normalise(snapshot, engine=options.engine)
+    if not intake.targets:
+        intake.targets.append(Target("no server", None, None, None, {}))
+    derived = derive(intake)
+    active = apply_config(rules, options.config)
+    targets = [_target(view, active, options, intake) for view in derived.views]
+    reports = list(targets)
+    group = _group(derived, targets, active, options)
+    main = _main(targets, group)
+    if group is not None:
+        reports.append(group)
+    recommended = _plan(main, _view_of(main, derived), active)
+    return Report(main, tuple(reports), recommended, tuple(intake.warnings), intake.usable)
+
+
+def _target(view: View, rules: Sequence[Rule], options: Options, intake: Intake) -> TargetReport:
+    verdicts = settle(judge(rules, view.facts, scope="target"), rules, options.config)
+    verdicts = _with_actions(verdicts, rules, view.facts, view)
+    return _report(view.target.name, view, verdicts, view.facts, intake)
+
+
+def _advice(rule: Rule, facts: FactSet) -> Advice:
+    """What the rule recommends here: its lever targets evaluated over the facts."""
+    turns = []
+    for lever in rule.body.levers:
+        to = lever.quantity.evaluate(facts.values, rule.thresholds) if lever.quantity is not None else lever.to
+        unit = lever.quantity.unit if lever.quantity is not None else ""
+        turns.append(Turn(lever.lever, lever.direction, to, unit, lever.why))
+    checks = tuple(f"after {check.after}: {check.expect}" for check in rule.body.checks)
+    return Advice(tuple(turns), rule.body.confirm, checks, rule.body.policy)
+
+
+def _setting(view: View, facts: FactSet) -> Setting:
+    return Setting(view.target.engine, view.target.version, view.target.args, facts)
+
+
+def _with_actions(verdicts: Sequence[Verdict], rules: Sequence[Rule], facts: FactSet, view: View) -> list[Verdict]:
+    """Verdicts that fired get their texts, levers and commands; suspected ones their texts and commands."""
+    by_name = {rule.name: rule for rule in rules}
+    setting = _setting(view, facts)
+    out: list[Verdict] = []
+    for verdict in verdicts:
+        rule = by_name.get(verdict.rule)
+        if rule is None or verdict.state not in ("fires", "suspected"):
+            out.append(verdict)
+            continue
+        verdict = replace(verdict, say=verdict.say or rule.body.say, cause=rule.body.cause, not_this=rule.body.not_this)
+        advice = _advice(rule, facts)
+        if verdict.state == "fires":
+            out.append(with_actions(verdict, advice, setting))
+        else:
+            out.append(replace(verdict, confirm=commands(advice.confirm, setting)))
+    return out
+
+
+def _plan(main: TargetReport, view: View, rules: Sequence[Rule]) -> Plan:
+    names = {v.rule for v in main.findings if v.muted_by is None}
+    policies = {rule.name: rule.body.policy for rule in rules if rule.name in names and rule.body.policy}
+    ordered = sorted(main.findings, key=lambda v: (v.rule != main.verdict.rule, v.stage, v.id))
+    facts = FactSet(dict(main.facts))
+    return plan(ordered, policies, _setting(view, facts))
+
+
+def _report(name: str, view: View, verdicts: list[Verdict], facts: FactSet, intake: Intake) -> TargetReport:
+    target = view.target
+    chosen = choose(verdicts, facts)
+    host_notes = [
+        s
+        for s in intake.sources
+        if s.kind in _HOST_KINDS
+        or s.status.startswith(("missing", "not understood", "text without", "not a metrics", "log of an unknown"))
+    ]
+    sources: list[SourceNote] = list(target.sources)
+    sources.extend(s for s in host_notes if s not in sources)
+    return TargetReport(
+        name=name,
+        engine=target.engine.name if target.engine else None,
+        engine_version=target.version,
+        model=target.model,
+        gpus=tuple(view.devices),
+        sources=tuple(sources),
+        window=view.window,
+        verdict=chosen,
+        findings=tuple(v for v in verdicts if v.state == "fires"),
+        undecided=tuple(v for v in verdicts if v.state in ("suspected", "blind")),
+        silent=tuple(v for v in verdicts if v.state in ("clear", "not_applicable")),
+        facts=dict(facts.values),
+        ranks={r: dict(f.values) for r, f in {**view.ranks, **view.devices}.items()},
+        vitals=vitals(view),
+        memory=tuple(view.memory),
+        timeline=tuple(sorted(view.timeline, key=lambda e: (e.t is None, e.t if e.t is not None else 0.0))),
+        series=series(view),
+    )
+
+
+_HOST_KINDS = frozenset(
+    {"gpu", "kernel log", "processes", "kubectl", "cgroup", "meminfo", "benchmark", "torch snapshot", "probe result"}
+)
+
+
+def _group(
+    derived: Derived, targets: Sequence[TargetReport], rules: Sequence[Rule], options: Options
+) -> TargetReport | None:
+    """The group's own report, only when a group rule fires."""
+    if derived.group is None:
+        return None
+    verdicts = settle(judge(rules, derived.group, scope="group"), rules, options.config)
+    fired = [v for v in verdicts if v.state == "fires"]
+    if not fired:
+        return None
+    view = derived.views[-1]
+    verdicts = _with_actions(verdicts, rules, derived.group, view)
+    fired = [v for v in verdicts if v.state == "fires"]
+    starts = [t.window.start for t in targets if t.window.start is not None]
+    ends = [t.window.end for t in targets if t.window.end is not None]
+    window = (
+        Window(min(starts), max(ends), max(ends) - min(starts), sum(t.window.scrapes for t in targets))
+        if starts and ends
+        else Window(None, None, None, 0)
+    )
+    engines = {t.engine for t in targets}
+    sources = tuple(dict.fromkeys(s for t in targets for s in t.sources))
+    return TargetReport(
+        name="group",
+        engine=engines.pop() if len(engines) == 1 else None,
+        engine_version=None,
+        model=targets[0].model if targets else None,
+        gpus=(),
+        sources=sources,
+        window=window,
+        verdict=gravest([v for v in fired if v.muted_by is None] or fired),
+        findings=tuple(fired),
+        undecided=tuple(v for v in verdicts if v.state in ("suspected", "blind")),
+        silent=tuple(v for v in verdicts if v.state in ("clear", "not_applicable")),
+        facts=dict(derived.group.values),
+    )
+
+
+def _main(targets: Sequence[TargetReport], group: TargetReport | None) -> TargetReport:
+    """The group's when a group rule fires, unless a target has a stage 1 finding; else the gravest target's."""
+    hard = [t for t in targets if any(v.stage == 1 and v.muted_by is None for v in t.findings)]
+    if group is not None and not hard:
+        return group
+    pool = hard or list(targets)
+    best = gravest([t.verdict for t in pool])
+    return next(t for t in pool if t.verdict is best)
+
+
+def _view_of(report: TargetReport, derived: Derived) -> View:
+    return next((v for v in derived.views if v.target.name == report.name), derived.views[-1])

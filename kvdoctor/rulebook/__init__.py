@@ -1,0 +1,1 @@
+"""Rules: three-valued expressions over facts, rules as TOML data, verdicts, lint, settings."""

@@ -1,0 +1,467 @@
+"""Facts -> verdicts, and the choice of the one verdict.
+
+``judge`` answers every rule for one subject, ``settle`` applies the mutes, ``choose`` picks the verdict. All three are pure.
+Clear and inapplicable rules come back as one shared verdict each, without evidence; ``Judge.explain`` gives it on demand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+from kvdoctor.facts import FactSet, Known, Unknown
+from kvdoctor.findings import CONFIDENCES, SEVERITIES, Evidence, Missing, State, Verdict
+from kvdoctor.rulebook import confidence
+from kvdoctor.rulebook.config import Config, apply_config
+from kvdoctor.rulebook.expr import (
+    FALSE,
+    SINCE_START,
+    TRUE,
+    Bound,
+    Comparison,
+    Facts,
+    Group,
+    Result,
+    Test,
+    Threshold,
+    number,
+    parse_condition,
+)
+from kvdoctor.rulebook.rule import Rule, Scope, mute_targets
+
+PRESSURE_STAGE = 5
+BOUNDARY_STAGES = (7, 8)
+REPLAY_RULES = ("KV500", "KV913")
+"""Decided by a replay they say what would help, not what is wrong; they stand behind families 2 to 4 and exclude each other."""
+GENERAL_VERDICTS = ("KV900", "KV904")
+"""The boundaries of stage 8 that may stand in for ``healthy``."""
+COMPANION = "KV808"
+"""Goes with a verdict, never is one."""
+HEALTH_FACTS = (("kv.usage_last", "kv.usage_max"), ("preempt.count",), ("req.waiting",))
+"""What must be Known to call a server healthy: one of each row."""
+
+_GATE = parse_condition("kv.pressure", {}).bind({})
+
+
+class _Program:
+    """One rule on one level. It is compiled when it is first needed: most rules never get past their gate.
+
+    ``gate`` names a necessary condition that other rules share, ``gate_test`` tests it; without one they are '' and None.
+    """
+
+    __slots__ = ("absent", "clear", "_applies", "_briefs", "_floor", "_when", "gate", "gate_test", "rule", "scope")
+
+    def __init__(self, rule: Rule, scope: Scope) -> None:
+        self.rule = rule
+        self.scope = scope
+        self.absent = _blank(rule, "not_applicable")
+        self.clear = _blank(rule, "clear")
+        self._briefs: dict[tuple[State, int], Verdict] = {}
+        self._when: Bound | None = None
+        self._floor: Bound | None = None
+        self._applies: tuple[Bound, ...] = ()
+        self.gate = ""
+        self.gate_test: Test | None = None
+        if rule.gated and scope == "target":
+            self.gate, self.gate_test = _first(_GATE)
+        elif (applies := rule.conditions(scope)[0]) is not None:
+            self.gate, self.gate_test = _first(applies.bind(rule.thresholds))
+
+    def _compiled(self) -> tuple[tuple[Bound, ...], Bound, Bound | None]:
+        if self._when is None:
+            rule, scope = self.rule, self.scope
+            applies, when = rule.conditions(scope)
+            parts = [_GATE] if rule.gated and scope == "target" else []
+            if applies is not None:
+                parts.append(applies.bind(rule.thresholds))
+            self._applies = tuple(parts)
+            # a rule with its own condition for groups is not bound to the floor of its targets
+            if rule.min_events is not None and (scope == "target" or rule.group_when is None):
+                limit = Threshold("min_events", rule.min_events.value, "count", calibrated=True, why="a floor")
+                text = f"{rule.min_events.fact} >= thresholds.min_events"
+                self._floor = parse_condition(text, {"min_events": "count"}).bind({"min_events": limit})
+            self._when = when.bind(rule.thresholds)
+        return self._applies, self._when, self._floor
+
+    def code(self, facts: Facts) -> tuple[int, State]:
+        """The state as far as the fast path tells it; ``suspected`` stands for any undecided one."""
+        applies, when, floor = self._compiled()
+        out = TRUE
+        for part in applies:
+            code = part.code(facts)
+            if code == FALSE:
+                return FALSE, "not_applicable"
+            if code < out:
+                out = code
+        code = when.code(facts)
+        if code == FALSE:
+            return FALSE, "clear"
+        if code < out:
+            out = code
+        if floor is not None:
+            code = floor.code(facts)
+            if code == FALSE:
+                return FALSE, "clear"
+            if code < out:
+                out = code
+        return out, "fires" if out == TRUE else "suspected"
+
+    def verdict(self, facts: Facts) -> Verdict:
+        """The full verdict with all evidence, whatever the state."""
+        state = self.code(facts)[1]
+        bounds = self._compiled()
+        applies = [part.result(facts) for part in bounds[0]]
+        when = bounds[1].result(facts)
+        floor = [bounds[2].result(facts)] if bounds[2] is not None else []
+        evidence = tuple([item for result in (when, *floor, *applies) for item in result.evidence])
+        if state == "fires":
+            parts = [*zip(bounds[0], applies, strict=True), (bounds[1], when)]
+            sure = min(confidence.of_result(bound, result) for bound, result in parts)
+            body = self.rule.body
+            return replace(
+                self.clear,
+                state=state,
+                confidence=confidence.word(sure),
+                evidence=evidence,
+                say=body.say,
+                cause=body.cause,
+                not_this=body.not_this,
+            )
+        if state == "suspected":
+            state = "suspected" if when.holds else "blind"
+            results = [*applies, when, *floor]
+            missing: dict[str, Missing] = {}
+            for result in results:
+                for gap in result.missing:
+                    missing.setdefault(gap.fact, gap)
+            return replace(
+                self.clear,
+                state=state,
+                confidence="low",
+                evidence=evidence,
+                missing=tuple(missing.values()),
+                would_fire_if=" and ".join(dict.fromkeys(_open(result) for result in results if result.open)),
+            )
+        return replace(self.clear if state == "clear" else self.absent, evidence=evidence)
+
+    def brief(self, facts: Facts, code: int) -> Verdict:
+        """A verdict that fired or is undecided, without its evidence; one shared object for each outcome."""
+        applies, when, _ = self._compiled()
+        state: State = "fires"
+        sure = 0
+        if code == TRUE:
+            sure = min([confidence.of_facts(bound, facts) for bound in (*applies, when)])
+        else:
+            state = "suspected" if any(c >= SINCE_START for c in when.codes(facts)) else "blind"
+        made = self._briefs.get((state, sure))
+        if made is None:
+            made = replace(self.clear, state=state, confidence=confidence.word(sure))
+            self._briefs[(state, sure)] = made
+        return made
+
+
+def _open(result: Result) -> str:
+    return f"({result.open})" if " or " in result.open and not result.open.startswith("(") else result.open
+
+
+def _blank(rule: Rule, state: State) -> Verdict:
+    return Verdict(
+        rule=rule.name,
+        id=rule.id,
+        state=state,
+        title=rule.title,
+        severity=rule.severity,
+        stage=rule.stage,
+        misdiagnosis=rule.misdiagnosis,
+        fallback=rule.fallback,
+    )
+
+
+class Judge:
+    """A set of rules compiled for repeated use (``watch``, ``fleet``). ``config`` changes thresholds."""
+
+    def __init__(self, rules: Sequence[Rule], config: Config | None = None) -> None:
+        self.rules = apply_config(rules, config) if config is not None else tuple(rules)
+        self._levels: dict[Scope, _Level] = {}
+
+    def judge(self, facts: FactSet, *, scope: Scope = "target", brief: bool = False) -> list[Verdict]:
+        """One verdict for each rule of that level, in the order of the rules.
+
+        ``brief``: without evidence, texts, missing facts and ``would_fire_if``, which would be most of the work for a fleet;
+        :meth:`explain` has them.
+        """
+        return self._level(scope).judge(facts.values, brief)
+
+    def explain(self, name: str, facts: FactSet, *, scope: Scope = "target") -> Verdict:
+        """The verdict of one rule with all its evidence, also when it is clear or does not apply. Raises ``KeyError``."""
+        level = self._level(scope)
+        program = level.by_name[name]
+        if level.starting(facts.values) and program.rule.stage == PRESSURE_STAGE:
+            return program.absent
+        return program.verdict(facts.values)
+
+    def _level(self, scope: Scope) -> _Level:
+        if scope not in self._levels:
+            self._levels[scope] = _Level(self.rules, scope)
+        return self._levels[scope]
+
+
+class _Level:
+    """The programs of one level, grouped by the first condition they need, which is tested once for all of them."""
+
+    def __init__(self, rules: Sequence[Rule], scope: Scope) -> None:
+        self.scope = scope
+        self.programs = [_Program(rule, scope) for rule in rules if scope in rule.scopes]
+        self.by_name = {program.rule.name: program for program in self.programs}
+        self.absent = [program.absent for program in self.programs]
+        groups: dict[str, tuple[Test | None, list[tuple[int, _Program]]]] = {}
+        for index, program in enumerate(self.programs):
+            groups.setdefault(program.gate, (program.gate_test, []))[1].append((index, program))
+        self.groups = list(groups.values())
+
+    def starting(self, facts: Facts) -> bool:
+        """Start-up comes first: is the target known to be starting?"""
+        phase = facts.get("target.phase")
+        return self.scope == "target" and isinstance(phase, Known) and phase.lo == phase.hi == "starting"
+
+    def judge(self, facts: Facts, brief: bool) -> list[Verdict]:
+        out = list(self.absent)
+        starting = self.starting(facts)
+        for test, members in self.groups:
+            if test is not None and test(facts) == FALSE:
+                continue
+            for index, program in members:
+                if starting and program.rule.stage == PRESSURE_STAGE:
+                    continue
+                code, state = program.code(facts)
+                if code != FALSE:
+                    # which of the replay rules stands is told by its evidence
+                    short = brief and program.rule.id not in REPLAY_RULES
+                    out[index] = program.brief(facts, code) if short else program.verdict(facts)
+                elif state == "clear":
+                    out[index] = program.clear
+        return out
+
+
+def _first(bound: Bound) -> tuple[str, Test | None]:
+    """A comparison without which the condition cannot be true, and its text with numbers for thresholds."""
+    node = bound.condition.root
+    while isinstance(node, Group) and node.op == "and":
+        node = node.parts[0]
+    if not isinstance(node, Comparison):
+        return "", None
+    values = ",".join(f"{name}={bound.thresholds[name].value!r}" for name in bound.condition.thresholds)
+    return f"{node.text} [{values}]", bound.tests[node.index]
+
+
+@lru_cache(maxsize=16)
+def _judge_for(rules: tuple[Rule, ...], config: Config | None) -> Judge:
+    return Judge(rules, config)
+
+
+def judge(
+    rules: Sequence[Rule], facts: FactSet, *, scope: Scope = "target", config: Config | None = None
+) -> list[Verdict]:
+    """Answer every rule of that level for one subject; mutes are not applied yet (:func:`settle`).
+
+    Raises :class:`~kvdoctor.rulebook.config.ConfigError` for a changed threshold that does not exist.
+    """
+    return _judge_for(tuple(rules), config).judge(facts, scope=scope)
+
+
+# ---------------------------------------------------------------------------------------------- mutes
+
+
+def settle(verdicts: Sequence[Verdict], rules: Sequence[Rule], config: Config | None = None) -> list[Verdict]:
+    """Apply what the user muted, the mutes of fired rules (a muted rule mutes nobody), fallbacks, and muted advice.
+
+    A muted verdict keeps its state and names who muted it; suspected ones are marked as well. Of KV500 and KV913 at most one is
+    left fired: a measured comparison stands against a replay, two of a kind contradict each other and are both suspected.
+    """
+    by_name = {rule.name: rule for rule in rules}
+    out = {verdict.rule: verdict for verdict in _exclude(verdicts)}
+    for mute in config.mutes if config is not None else ():
+        for name, verdict in out.items():
+            if mute.rule in (verdict.rule, verdict.id):
+                reason = f"{mute.why} (until {mute.until}, {mute.origin})"
+                out[name] = replace(verdict, muted_by="settings", mute_reason=reason)
+    # only a fired rule mutes, so only those have to be put in order
+    fired = [by_name[v.rule] for v in out.values() if v.state == "fires" and v.rule in by_name]
+    edges = {rule.name: [name for name in mute_targets(rule, rules) if name in out] for rule in fired}
+    for name in _causes_first(edges):
+        if out[name].muted_by is not None:
+            continue
+        for target in edges[name]:
+            effect = out[target]
+            if effect.muted_by is None and effect.state in ("fires", "suspected"):
+                why = "its cause is found" if target in by_name[name].mutes else "a sub-cause is decided"
+                out[target] = replace(effect, muted_by=name, mute_reason=why)
+        for target in by_name[name].mutes_advice:
+            if target in out and out[target].advice_muted_by is None:
+                out[target] = replace(out[target], advice_muted_by=name)
+    return [out[verdict.rule] for verdict in verdicts]
+
+
+def _causes_first(edges: Mapping[str, Sequence[str]]) -> list[str]:
+    """Topological order of the keys; loading refuses cycles, so every key comes out."""
+    pending = dict.fromkeys(edges, 0)
+    for targets in edges.values():
+        for target in targets:
+            if target in pending:
+                pending[target] += 1
+    ready = [name for name, count in pending.items() if count == 0]
+    for name in ready:
+        for target in edges[name]:
+            if target in pending:
+                pending[target] -= 1
+                if pending[target] == 0:
+                    ready.append(target)
+    return ready
+
+
+def _by_replay(verdict: Verdict) -> bool:
+    return any(item.outcome and "whatif." in item.fact for item in verdict.evidence)
+
+
+def _exclude(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    fired = [v for v in verdicts if v.id in REPLAY_RULES and v.state == "fires"]
+    if len(fired) < 2:
+        return list(verdicts)
+    losers = [v for v in fired if _by_replay(v)]
+    if not losers:
+        losers = fired
+    gap = Missing("whatif.policy", "the evidence for a policy and for more capacity contradict each other")
+    doubt = {v.rule: replace(v, state="suspected", confidence="low", missing=(gap,)) for v in losers}
+    return [doubt.get(v.rule, v) for v in verdicts]
+
+
+# ---------------------------------------------------------------------------------------------- the one verdict
+
+
+def _rank(verdict: Verdict) -> tuple[int, int, int, bool, str]:
+    return (
+        verdict.stage,
+        SEVERITIES.index(verdict.severity),
+        CONFIDENCES.index(verdict.confidence),
+        verdict.fallback,
+        verdict.id,
+    )
+
+
+def choose(verdicts: Sequence[Verdict], facts: FactSet) -> Verdict:
+    """The one verdict of a subject, from settled verdicts.
+
+    Among the rules that fired and are not muted: lowest stage, then severity, confidence, not-fallback, id. A general boundary
+    (stage 8) stands in for ``healthy`` only as KV900 or KV904 and only where ``healthy`` could be said; KV808 goes along.
+    Otherwise ``healthy`` (what was looked at is named) or ``undetermined`` (what is missing is named).
+    """
+    fired = [v for v in verdicts if v.state == "fires" and v.muted_by is None and v.id != COMPANION]
+    if any(v.misdiagnosis in (2, 3, 4) for v in fired):
+        fired = [v for v in fired if not (v.id in REPLAY_RULES and _by_replay(v))]
+    decided = [v for v in fired if v.stage != max(BOUNDARY_STAGES)]
+    if decided:
+        return min(decided, key=_rank)
+    grave = SEVERITIES.index("medium")
+    doubts = [
+        v for v in verdicts if v.state == "suspected" and v.muted_by is None and SEVERITIES.index(v.severity) <= grave
+    ]
+    looked, gaps = _health(facts)
+    if not doubts and not gaps:
+        general = [v for v in fired if v.id in GENERAL_VERDICTS]
+        return min(general, key=_rank) if general else _healthy(looked)
+    return _undetermined(doubts, gaps)
+
+
+def _health(facts: FactSet) -> tuple[list[tuple[str, Known]], list[Missing]]:
+    looked: list[tuple[str, Known]] = []
+    gaps: list[Missing] = []
+    for row in HEALTH_FACTS:
+        known = [(name, fact) for name in row if isinstance(fact := facts[name], Known)]
+        if known:
+            looked.append(known[-1])
+            continue
+        first = facts[row[0]]
+        if isinstance(first, Unknown):
+            gaps.append(Missing(row[0], first.reason, first.hint))
+    return looked, gaps
+
+
+def _healthy(looked: Sequence[tuple[str, Known]]) -> Verdict:
+    seen = ", ".join(f"{name} {_interval(fact)}" for name, fact in looked)
+    evidence = tuple(
+        Evidence(
+            fact=name,
+            op="seen",
+            outcome=True,
+            unit="",
+            value=fact.value,
+            lo=fact.lo,
+            hi=fact.hi,
+            how=fact.how,
+            span=fact.span,
+            source=fact.source,
+            note=fact.note,
+        )
+        for name, fact in looked
+    )
+    return Verdict(
+        rule="healthy",
+        id="",
+        state="fires",
+        title="Nothing found in what was looked at",
+        severity="info",
+        stage=9,
+        misdiagnosis=None,
+        fallback=False,
+        say=f"No rule fired and none of weight is suspected. Looked at: {seen}. This holds for these sources and this window.",
+        confidence="medium",
+        evidence=evidence,
+    )
+
+
+def _interval(fact: Known) -> str:
+    return number(fact.lo) if fact.exact else f"{number(fact.lo)} to {number(fact.hi)}"
+
+
+def _undetermined(doubts: Sequence[Verdict], gaps: Sequence[Missing]) -> Verdict:
+    missing: dict[str, Missing] = {gap.fact: gap for gap in gaps}
+    parts = []
+    if doubts:
+        names = ", ".join(v.rule for v in sorted(doubts, key=_rank)[:3])
+        more = f" and {len(doubts) - 3} more" if len(doubts) > 3 else ""
+        parts.append(f"Suspected but not decided: {names}{more}.")
+        for verdict in sorted(doubts, key=_rank):
+            for gap in verdict.missing:
+                missing.setdefault(gap.fact, gap)
+    if missing:
+        few = list(missing.values())[:4]
+        more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
+        parts.append(f"Missing: {'; '.join(f'{gap.fact} ({gap.reason})' for gap in few)}{more}.")
+    return Verdict(
+        rule="undetermined",
+        id="",
+        state="blind",
+        title="Not enough was seen to tell",
+        severity="info",
+        stage=9,
+        misdiagnosis=None,
+        fallback=False,
+        say=" ".join(parts),
+        confidence="low",
+        missing=tuple(missing.values()),
+    )
+
+
+def gravest(verdicts: Iterable[Verdict]) -> Verdict:
+    """Of the verdicts of several targets the one to act on first; raises ``ValueError`` for none.
+
+    The order of :func:`choose`; a target that could not be judged comes after every finding and before boundaries and health.
+    """
+    return min(verdicts, key=lambda v: (_weight(v), _rank(v)))
+
+
+def _weight(verdict: Verdict) -> int:
+    if verdict.rule == "undetermined":
+        return 1
+    return 2 if verdict.rule == "healthy" or verdict.stage in BOUNDARY_STAGES else 0
