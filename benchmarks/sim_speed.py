@@ -11,7 +11,6 @@ import argparse
 import json
 import resource
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -133,4 +132,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -10,11 +10,11 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from kvdoctor.engines.base import COMMON_SERIES, Args, Engine, Series, SeriesName, engines, in_range
+from kvdoctor.engines.base import COMMON_SERIES, Args, Engine, Series, SeriesName, engines
 from kvdoctor.findings import SourceNote
 from kvdoctor.parse import (
     Unread,
@@ -344,9 +344,16 @@ class _Reader:
             target.sources.extend(notes)
             targets.append(target)
         with_pages = list(targets)
-        for group in _same_run(self.runs):
+        groups = _same_run(self.runs)
+        for group in groups:
             run = group[0][0]
-            home = _home(group, with_pages, alone=len(_same_run(self.runs)) == 1)
+            rivals = [g for g in groups if g[0][0].engine is run.engine and any(r.has_start for r, _ in g)]
+            alone = len(rivals) <= 1 or not any(r.has_start for r, _ in group)
+            home = _home(group, with_pages, alone=alone)
+            if home is None and not any(r.has_start or r.of("stats") for r, _ in group):
+                # a fragment without a start or a stats line (a client's error log) belongs to the only server of its engine
+                same = [t for t in targets if t.engine is run.engine and run.engine is not None]
+                home = same[0] if len(same) == 1 else None
             if home is None:
                 home = Target("", run.engine, run.version, run.model or None, {})
                 targets.append(home)
@@ -356,8 +363,8 @@ class _Reader:
 
     def _attach_endpoints(self, targets: list[Target]) -> None:
         for name, items, attribute in (
-            ("llama.cpp", self.slots, "slots"),
-            ("llama.cpp", self.props, "props"),
+            ("llamacpp", self.slots, "slots"),
+            ("llamacpp", self.props, "props"),
             ("sglang", self.info, "server_info"),
             ("sglang", self.loads, "loads"),
             ("tensorrt-llm", self.iters, "iterations"),
@@ -496,10 +503,10 @@ def _page_time(page: exposition.Exposition, member: Member) -> float | None:
 def read_scrape(page: exposition.Exposition, tables: Sequence[Engine], origin: str, time: float | None) -> Scrape:
     """Translate a metrics page by engine tables; per role the first (newest) name present is used."""
     scrape = Scrape(origin, time)
-    seen: set[str] = set()
+    seen: set[tuple[str, str]] = set()
     rank_labels = tables[0].rank_labels if tables else ()
     for series in (*COMMON_SERIES, *(s for table in tables for s in table.series)):
-        if series.role in seen:
+        if (series.role, series.names[0].key) in seen:
             continue
         for name in series.names:
             if name.ignore:
@@ -507,7 +514,7 @@ def read_scrape(page: exposition.Exposition, tables: Sequence[Engine], origin: s
                     scrape.ignored[name.name] = name.ignore
                 continue
             if _read_name(page, series, name, rank_labels, scrape):
-                seen.add(series.role)
+                seen.add((series.role, series.names[0].key))
                 break
     for made in page.created:
         if tables and made.startswith(tables[0].metric_prefixes):
@@ -538,7 +545,7 @@ def _read_name(
 ) -> bool:
     if name.kind in ("histogram", "summary"):
         return _read_histogram(page, series, name, rank_labels, scrape)
-    samples = [s for s in page.by_name.get(name.name, ()) if all(s.labels.get(k) == v for k, v in name.where.items())]
+    samples = [s for s in page.by_name.get(name.name, ()) if _fits(s, name)]
     if not samples:
         return False
     if name.kind == "info":
@@ -548,7 +555,7 @@ def _read_name(
     for sample in samples:
         if math.isnan(sample.value):
             continue
-        key = (_rank(sample.labels, rank_labels), sample.labels.get(name.by, "") if name.by else "")
+        key = (_rank(sample.labels, rank_labels), _split_key(sample, name))
         rest = tuple(sorted((k, v) for k, v in sample.labels.items() if k not in _REPLICA_LABELS))
         slot = grouped.setdefault(key, {})
         value = sample.value * name.scale
@@ -564,6 +571,15 @@ def _read_name(
     return True
 
 
+def _fits(sample: exposition.Sample, name: SeriesName) -> bool:
+    """An empty value in ``where`` means: the label is absent or empty."""
+    return all(sample.labels.get(k, "") == v for k, v in name.where.items())
+
+
+def _split_key(sample: exposition.Sample, name: SeriesName) -> str:
+    return name.key or (sample.labels.get(name.by, "") if name.by else "")
+
+
 def _rank(labels: Mapping[str, str], rank_labels: Sequence[str]) -> str:
     found = [labels[k] for k in rank_labels if labels.get(k)]
     return ".".join(found)
@@ -572,26 +588,23 @@ def _rank(labels: Mapping[str, str], rank_labels: Sequence[str]) -> str:
 def _read_histogram(
     page: exposition.Exposition, series: Series, name: SeriesName, rank_labels: Sequence[str], scrape: Scrape
 ) -> bool:
-    def keep(sample: exposition.Sample) -> bool:
-        return all(sample.labels.get(k) == v for k, v in name.where.items())
-
     buckets: dict[Key, dict[float, float]] = {}
     line = 0
     for sample in page.by_name.get(name.name + "_bucket", ()):
-        if not keep(sample) or "le" not in sample.labels:
+        if not _fits(sample, name) or "le" not in sample.labels:
             continue
         try:
             edge = float(sample.labels["le"].replace("+Inf", "inf")) * name.scale
         except ValueError:
             continue
-        key = (_rank(sample.labels, rank_labels), sample.labels.get(name.by, "") if name.by else "")
+        key = (_rank(sample.labels, rank_labels), _split_key(sample, name))
         slot = buckets.setdefault(key, {})
         slot[edge] = slot.get(edge, 0.0) + sample.value
         line = line or sample.line
     quantiles: dict[Key, dict[float, float]] = {}
     for sample in page.by_name.get(name.name, ()):
-        if keep(sample) and "quantile" in sample.labels:
-            key = (_rank(sample.labels, rank_labels), sample.labels.get(name.by, "") if name.by else "")
+        if _fits(sample, name) and "quantile" in sample.labels:
+            key = (_rank(sample.labels, rank_labels), _split_key(sample, name))
             quantiles.setdefault(key, {})[float(sample.labels["quantile"])] = sample.value * name.scale
             line = line or sample.line
     totals = _totals(page, name, rank_labels, "_count", 1.0)
@@ -616,8 +629,8 @@ def _totals(
 ) -> dict[Key, float]:
     out: dict[Key, float] = {}
     for sample in page.by_name.get(name.name + suffix, ()):
-        if all(sample.labels.get(k) == v for k, v in name.where.items()):
-            key = (_rank(sample.labels, rank_labels), sample.labels.get(name.by, "") if name.by else "")
+        if _fits(sample, name):
+            key = (_rank(sample.labels, rank_labels), _split_key(sample, name))
             out[key] = out.get(key, 0.0) + sample.value * scale
     return out
 
@@ -637,6 +650,13 @@ def _servers(
             tuple(sorted((k, v) for k, v in scrape.labels.items())), _place(scrape.origin),
         )  # fmt: skip
         servers.setdefault(identity, []).append(page)
+    for identity, group in list(servers.items()):
+        # a page without a model beside the pages of one named server (SGLang's /v1/loads as text): another view of it
+        named = [i for i in servers if i[0] == identity[0] and i[1] and i[3] == identity[3]]
+        if not identity[1] and len(named) == 1 and all(_process_start(p[0]) is None for p in group):
+            for scrape, _, note in group:
+                warnings.append(f"{scrape.origin} is another page of the same server ({note.status}): its gauges were not used for the window")
+            del servers[identity]
     out: list[tuple[list[Scrape], Engine | None, list[SourceNote], int]] = []
     for group in servers.values():
         runs: list[list[_Page]] = []
@@ -911,8 +931,3 @@ def _name(targets: list[Target]) -> None:
         seen[target.name] = seen.get(target.name, 0) + 1
         if seen[target.name] > 1:
             target.name += f" #{seen[target.name]}"
-
-
-def versions_fit(engine: Engine | None, version: str | None, names: Iterable[SeriesName]) -> bool:
-    """Is at least one of a role's names exposed by this version (None: not known)?"""
-    return engine is not None and any(in_range(version, n.since, n.until) is not False for n in names)

@@ -10,7 +10,7 @@ from kvdoctor.derive import Derived, derive
 from kvdoctor.derive.view import View
 from kvdoctor.derive.vitals import series, vitals
 from kvdoctor.facts import FactSet
-from kvdoctor.findings import Advice, Plan, Report, SourceNote, TargetReport, Turn, Verdict, Window
+from kvdoctor.findings import SEVERITIES, Advice, Plan, Report, SourceNote, TargetReport, Turn, Verdict, Window
 from kvdoctor.normalise import normalise
 from kvdoctor.readings import Intake, Target
 from kvdoctor.rulebook.config import Config, apply_config
@@ -181,3 +181,26 @@ def _main(targets: Sequence[TargetReport], group: TargetReport | None) -> Target
 
 def _view_of(report: TargetReport, derived: Derived) -> View:
     return next((v for v in derived.views if v.target.name == report.name), derived.views[-1])
+
+
+def exit_code(report: Report, fail_on: str, *, check: bool = False, allow_unknown: bool = False) -> int:
+    """0, 1 a finding at or above ``fail_on``, 3 could not tell (contract: 1 beats 3).
+
+    In ``check``, a rule at or above the level that is only suspected, while no rule of its family fired, is 3 too.
+    """
+    levels = SEVERITIES[: SEVERITIES.index(fail_on) + 1] if fail_on in SEVERITIES else ()  # type: ignore[arg-type]
+    fired = [v for t in report.targets for v in t.findings if v.muted_by is None]
+    if any(v.severity in levels for v in fired):
+        return 1
+    if not report.usable or report.main.verdict.rule == "undetermined":
+        return 3
+    if check and not allow_unknown:
+        families = {v.misdiagnosis for v in fired if v.misdiagnosis is not None}
+        doubts = [
+            v for t in report.targets for v in t.undecided
+            if v.state == "suspected" and v.muted_by is None and v.severity in levels and v.id not in ("KV500", "KV913")
+            and v.misdiagnosis not in families
+        ]  # fmt: skip
+        if doubts:
+            return 3
+    return 0

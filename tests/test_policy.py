@@ -86,7 +86,11 @@ def test_the_kv_eviction_block_is_read() -> None:
 
 def test_the_value_function_scheduler_is_read() -> None:
     policy = Policy.from_dict(
-        {"weights": {"age": 0.3, "remain": 0.25, "size": 0.25, "priority": 0.2}, "highWatermark": 0.85, "lowWatermark": 0.7}
+        {
+            "weights": {"age": 0.3, "remain": 0.25, "size": 0.25, "priority": 0.2},
+            "highWatermark": 0.85,
+            "lowWatermark": 0.7,
+        }
     )
     assert policy.victim_order == "value"
     assert policy.victim_weights.progress == 0.25

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rulebook_helpers import BODY, make, text_of, write
 
 from kvdoctor.facts import Known, Unknown
 from kvdoctor.rulebook.rule import (
@@ -18,7 +19,6 @@ from kvdoctor.rulebook.rule import (
     parse_rule,
     rules_dir,
 )
-from rulebook_helpers import BODY, make, text_of, write
 
 
 def refused(text: str, file: str = "rules/AB100-some-rule.toml") -> RuleError:
@@ -123,7 +123,10 @@ def test_errors_name_file_line_key_and_the_right_spelling(
         ('[[examples]]\nname = "n"\nexpect = "fires"\nfacts = { "oom.site" = "attic" }', "one of prefill"),
         ('[[examples]]\nname = "n"\nexpect = "fires"\nfacts = { "oom.fragmented" = 1 }', "true or false"),
         ('[[examples]]\nname = "n"\nexpect = "fires"\nfacts = { "req.waiting" = { lo = 2, hi = 1 } }', "above hi"),
-        ('[[examples]]\nname = "n"\nexpect = "blind"\nfacts = {}\nmissing = ["req.waitin"]', "did you mean req.waiting"),
+        (
+            '[[examples]]\nname = "n"\nexpect = "blind"\nfacts = {}\nmissing = ["req.waitin"]',
+            "did you mean req.waiting",
+        ),
     ],
 )
 def test_errors_of_the_tables(tables: str, message: str) -> None:

@@ -108,12 +108,18 @@ class Reference:
                         self.computed[one] = 0
 
 
-shapes = st.lists(
-    st.tuples(st.floats(0, 3), st.integers(1, 400), st.integers(1, 120)), min_size=1, max_size=25
-).map(lambda rows: load(*sorted(rows)))
+shapes = st.lists(st.tuples(st.floats(0, 3), st.integers(1, 400), st.integers(1, 120)), min_size=1, max_size=25).map(
+    lambda rows: load(*sorted(rows))
+)
 
 
-@given(shapes, st.integers(35, 120), st.sampled_from((0.0, 0.05, 0.2)), st.sampled_from((1, 3, 8)), st.sampled_from((64, 300)))
+@given(
+    shapes,
+    st.integers(35, 120),
+    st.sampled_from((0.0, 0.05, 0.2)),
+    st.sampled_from((1, 3, 8)),
+    st.sampled_from((64, 300)),
+)
 @settings(max_examples=100, deadline=None)
 def test_leaps_give_what_single_steps_give(
     workload: Workload, blocks: int, free_share: float, seqs: int, batch: int
@@ -333,7 +339,9 @@ def test_cooldown_spreads_evictions_over_requests() -> None:
 
 def test_a_cooldown_longer_than_the_load_is_overridden_and_stops_nothing() -> None:
     cooled = run(crowd(40, 60, 400), Policy(cooldown_mode="seconds", cooldown_seconds=600))
-    assert cooled.overrides == cooled.preemptions - cooled.requests + sum(1 for at in range(40) if at not in cooled.evicted)
+    assert cooled.overrides == cooled.preemptions - cooled.requests + sum(
+        1 for at in range(40) if at not in cooled.evicted
+    )
 
 
 def test_protecting_everybody_protects_nobody_and_is_counted() -> None:

@@ -49,6 +49,12 @@ def test_the_logged_pool_of_a_7b_model() -> None:
     assert 16 * 2**30 // kv_bytes_per_token(28, 4, 128) // 16 * 16 == 299_584
 
 
+def test_the_logged_cache_of_a_small_llama_cpp_model() -> None:
+    # "size = 16.00 MiB (1024 cells, 4 layers, 4/4 seqs), K (f16): 8.00 MiB, V (f16): 8.00 MiB", 8 KV heads of 32
+    assert kv_bytes_per_token(4, 8, 32, "f16") * 1024 * 4 == 16 * 2**20
+    assert kv_bytes_per_token(4, 8, 32, "q8_0") == 2176
+
+
 def test_mla() -> None:
     assert mla_bytes_per_token(61, 512, 64) == 70_272
     config = {"model_type": "deepseek_v3", "num_hidden_layers": 61, "kv_lora_rank": 512, "qk_rope_head_dim": 64}

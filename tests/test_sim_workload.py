@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 from pathlib import Path
@@ -95,6 +96,9 @@ def test_lines_out_of_order_are_sorted_and_said_so() -> None:
         (['{"timestamp": 0, "input_length": 4, "output_length": 1}', "{oops"], "t:2: not JSON"),
         (['{"timestamp": 0, "input_length": "many", "output_length": 1}'], "t:1: input_length 'many' is not a number"),
         (['{"timestamp": 0, "input_length": 4, "output_length": 1, "hash_ids": "x"}'], "t:1: hash_ids"),
+        (['{"timestamp": 0, "input_length": 1' + "0" * 400 + ', "output_length": 1}'], "t:1: prompt of 10"),
+        (['{"timestamp": ' + "[" * 100_000], "t:1: not JSON"),
+        (["arrival_s,prompt_tokens,output_tokens", '"' + "x" * 200_000], "t:2: not a csv line"),
     ],
 )
 def test_a_broken_trace_names_the_line(lines: list[str], message: str) -> None:
@@ -109,15 +113,11 @@ def test_requests_out_of_order_in_code_are_refused() -> None:
 
 @given(st.text(max_size=200))
 def test_any_text_is_a_load_or_a_trace_error(text: str) -> None:
-    try:
+    with contextlib.suppress(TraceError):
         parse_trace(text.splitlines(keepends=True), name="t")
-    except TraceError:
-        pass
 
 
-@given(
-    st.lists(st.tuples(st.floats(0, 1e6), st.integers(1, 10**6), st.integers(1, 10**6)), min_size=1, max_size=20)
-)
+@given(st.lists(st.tuples(st.floats(0, 1e6), st.integers(1, 10**6), st.integers(1, 10**6)), min_size=1, max_size=20))
 def test_a_written_csv_reads_back(rows: list[tuple[float, int, int]]) -> None:
     rows.sort(key=lambda row: row[0])
     load = parse("arrival_s,prompt_tokens,output_tokens", *(f"{a!r},{p},{o}" for a, p, o in rows))
@@ -128,7 +128,11 @@ def test_a_written_csv_reads_back(rows: list[tuple[float, int, int]]) -> None:
 @pytest.mark.parametrize("name", GENERATORS)
 def test_generated_loads_are_seeded_and_near_their_rate(name: str) -> None:
     make = GENERATORS[name]
-    one, same, other = make(random.Random(1), 400, 2.0), make(random.Random(1), 400, 2.0), make(random.Random(2), 400, 2.0)
+    one, same, other = (
+        make(random.Random(1), 400, 2.0),
+        make(random.Random(1), 400, 2.0),
+        make(random.Random(2), 400, 2.0),
+    )
     assert one == same != other
     assert len(one.requests) == 400
     assert one.assumed
@@ -137,7 +141,9 @@ def test_generated_loads_are_seeded_and_near_their_rate(name: str) -> None:
 
 def test_the_size_mix_has_the_published_shares() -> None:
     load = GENERATORS["size-mix"](random.Random(0), 4000, 1.0)
-    share = {size: sum(1 for one in load.requests if one.prompt_tokens == size) / 4000 for size in (1500, 14_000, 60_000)}
+    share = {
+        size: sum(1 for one in load.requests if one.prompt_tokens == size) / 4000 for size in (1500, 14_000, 60_000)
+    }
     assert share == pytest.approx({1500: 0.5, 14_000: 0.375, 60_000: 0.125}, abs=0.03)
 
 
@@ -161,7 +167,9 @@ def test_histograms_give_back_their_buckets_and_mean() -> None:
     prompt = Histogram.from_cumulative([(100, 10), (1000, 90), (math.inf, 100)])
     assert prompt.counts == (10, 80, 10)
     output = Histogram((10.0, 50.0), (1.0, 3.0))
-    load = from_histograms(random.Random(0), 4000, 3.0, prompt, output, prompt_mean=500.0, output_mean=25.0, max_tokens=64)
+    load = from_histograms(
+        random.Random(0), 4000, 3.0, prompt, output, prompt_mean=500.0, output_mean=25.0, max_tokens=64
+    )
     assert len(load.requests) == 4000
     mean = sum(one.prompt_tokens for one in load.requests) / 4000
     assert mean == pytest.approx(500, rel=0.05)

@@ -40,6 +40,10 @@ def action(turn: Turn, checks: Sequence[str], setting: Setting) -> Action:
     if entry is None:
         return Action(turn.lever, None, None, _target(turn), turn.direction, LEVERS[turn.lever], "", "", verify,
                       f"{_words(turn)}: the engine is not known, so no flag can be named", turn.why)  # fmt: skip
+    refused = entry.refused_with and setting.engine is not None and _setting(entry.refused_with, setting) is not None
+    if refused:
+        return Action(turn.lever, None, None, None, turn.direction, entry.effect, entry.cost, "", verify,
+                      f"{entry.flag} is refused by this version beside {entry.refused_with.replace('_', ' ')}: leave it", turn.why)  # fmt: skip
     now = _now(entry, setting)
     to = _target(turn)
     return Action(
@@ -68,13 +72,18 @@ def _words(turn: Turn) -> str:
 
 
 def _now(entry: Lever, setting: Setting) -> str | None:
-    if entry.setting and setting.engine is not None:
-        for key in (*setting.engine.canonical_args.get(entry.setting, ()), entry.setting):
-            if key in setting.args:
-                return setting.args[key]
+    if entry.setting:
+        found = _setting(entry.setting, setting)
+        if found is not None:
+            return found
     if entry.default is not None:
         return f"{entry.default} (default)" if setting.version else f"{entry.default} (default, version not known)"
     return None
+
+
+def _setting(name: str, setting: Setting) -> str | None:
+    keys = (*setting.engine.canonical_args.get(name, ()), name) if setting.engine is not None else (name,)
+    return next((setting.args[k] for k in keys if k in setting.args), None)
 
 
 def _target(turn: Turn) -> str | None:

@@ -213,7 +213,6 @@ def _pool(view: View, rank: str) -> None:
         lambda: _product(blocks, block),
         lambda: _from_loads(view),
         lambda: _from_setting(view, "pool_tokens"),
-        lambda: _llama_pool(view),
     )
     if tokens is not None:
         facts.set("kv.pool_tokens", tokens)
@@ -278,11 +277,19 @@ def _from_info(view: View, label: str) -> Known | None:
 def _from_events(view: View, rank: str, field: str) -> Known | None:
     """The last pool line that carries the field (the dry run of a fit comes first and does not count)."""
     found: Known | None = None
+    parts: dict[tuple[str, str], float] = {}
     for run, event in view.target.events("pool"):
         value = event.number(field)
         if value is None or value <= 0 or event.fields.get("dry_run"):
             continue
         found = Known(value, value, "measured", "s", run.source(event))
+        if event.fields.get("part"):
+            parts[(event.rank, str(event.fields["part"]))] = value
+    if parts and field == "bytes":
+        # a draft model's, a sliding-window or a mamba pool is laid out beside the main one, each with its own line
+        ranks = {r for r, _ in parts}
+        total = max(math.fsum(v for (r, _), v in parts.items() if r == rank_name) for rank_name in ranks)
+        return Known(total, total, "measured", "s", found.source, "all pools of one rank") if found else None
     return found
 
 
@@ -308,15 +315,6 @@ def _from_loads(view: View) -> Known | None:
     for info in view.target.server_info:
         if info.value.pool_tokens:
             return Known(float(info.value.pool_tokens), float(info.value.pool_tokens), "measured", "s", info.origin)
-    return None
-
-
-def _llama_pool(view: View) -> Known | None:
-    """llama.cpp: one unified pool is n_ctx; split slots have n_ctx each."""
-    for timed in view.target.props:
-        if timed.value.n_ctx and timed.value.slots:
-            value = float(timed.value.n_ctx) * timed.value.slots
-            return Known(value, value, "measured", "s", timed.origin)
     return None
 
 
@@ -365,8 +363,9 @@ def usage_samples(view: View, rank: str) -> tuple[list[Sampled], list[Sampled], 
         held = [slot.held for slot in timed_slots.value]
         limit = {slot.n_ctx for slot in timed_slots.value if slot.n_ctx}
         if any(h is not None for h in held) and limit:
-            # a unified pool shows the whole context at every slot; split slots own theirs
-            capacity = pool or (max(limit) if len(limit) == 1 else sum(limit))
+            # a unified pool shows the whole context at every slot, split slots their own share; without the pool size
+            # from the log the larger of the two readings keeps the usage from being overstated
+            capacity = pool or sum(slot.n_ctx for slot in timed_slots.value if slot.n_ctx)
             total = sum(h for h in held if h is not None)
             out.append(Sampled(order, timed_slots.time, min(total / capacity, 1.0), timed_slots.origin))
     return out, [], "estimated"
@@ -443,6 +442,10 @@ def _lost(view: View, rank: str, available: list[Sampled], evictable: list[Sampl
             facts.set("kv.lost_tokens", measured(max(pool - a.value - e.value - used, 0.0), "i", a.source))
             return
     for run, event in view.target.events("idle_check"):
+        lost = event.number("lost")
+        if lost is not None:
+            facts.set("kv.lost_tokens", measured(max(lost, 0.0), "i", run.source(event)))
+            return
         free, held, total = event.number("available"), event.number("evictable"), event.number("total") or pool
         if free is not None and held is not None and total:
             facts.set("kv.lost_tokens", measured(max(total - free - held, 0.0), "i", run.source(event)))

@@ -68,6 +68,17 @@ def _counts(view: View) -> None:
         logged = _from_log(view)
         if logged is not None:
             view.rank(view.rank_names[0]).set("preempt.count", logged)
+        elif _absent_counter_is_zero(view):
+            view.rank(view.rank_names[0]).set(
+                "preempt.count",
+                measured(
+                    0.0,
+                    "w",
+                    target.scrapes[-1].origin,
+                    note="the counter appears with its first event and is not there",
+                    events=0.0,
+                ),
+            )
         elif never and not target.events("pool_full"):
             view.rank(view.rank_names[0]).set(
                 "preempt.count", measured(0.0, "w", "this engine has no preemption", events=0.0)
@@ -110,6 +121,50 @@ def _counts(view: View) -> None:
                 measured(known[top] / sum(known.values()), "w", f"engine {top}", events=sum(known.values())),
             )
     _first_on_timeline(view)
+
+
+def _absent_counter_is_zero(view: View) -> bool:
+    """A counter this version creates at its first event, on pages that do show series of that version."""
+    engine = view.target.engine
+    if engine is None or not view.target.scrapes:
+        return False
+    series = next((s for s in engine.series if s.role == "preempt.total" and s.absent_is_zero), None)
+    if series is None:
+        return False
+    since = version_key(series.names[0].since)
+    version = version_key(view.target.version)
+    if version is not None and since is not None:
+        return version >= since
+    # no version told: any series on the page that came with or after the counter proves it
+    newer = {
+        n.name
+        for s in engine.series
+        for n in s.names
+        if since is not None and (key := version_key(n.since)) is not None and key >= since
+    }
+    seen = {
+        r.source.rsplit(" ", 1)[-1] for s in view.target.scrapes for role in s.values.values() for r in role.values()
+    }
+    seen |= {
+        where.rsplit(" ", 1)[-1]
+        for s in view.target.scrapes
+        for role in s.histograms.values()
+        for _, where in role.values()
+    }
+    return bool(newer & seen)
+
+
+def _quiet_v0(view: View) -> Known | None:
+    """V0 warns at its 1st, 51st ... preemption: a log of its work without the warning bounds the count."""
+    if not is_v0(view) or not view.stats or view.has_role("preempt.total"):
+        return None
+    source = view.stats[-1].source
+    if any(run.has_start for run in view.target.logs):
+        return Known(0.0, 0.0, "measured", "w", source, "no preemption warning since the start", 0.0)
+    usage = [v for s in view.stats if (v := s.event.number("kv_usage")) is not None]
+    if usage and max(usage) < 0.9:
+        return Known(0.0, 0.0, "estimated", "w", source, "no warning, and the pool is never near full", 0.0)
+    return Known(0.0, 49.0, "bound", "w", source, "the warning is printed every 50th time only", 0.0)
 
 
 def _with_events(known: Known) -> Known:
@@ -161,25 +216,42 @@ def _from_log(view: View) -> Known | None:
         return Known(
             paused, paused, "measured", "w", source, f"sum of paused requests over {rows} iterations", events=paused
         )
-    failed = [(r, e) for r, e in view.target.events("request_failed") if e.text("why") in (None, "pool")]
-    if view.target.events("pool_full") and failed:
-        return Known(
-            float(len(failed)),
-            float(len(failed)),
-            "measured",
-            "w",
-            failed[0][0].source(failed[0][1]),
-            "requests ended by a full pool",
-            events=float(len(failed)),
-        )
+    failed = _ended_by_pool(view)
+    if failed is not None:
+        return failed
+    quiet = _quiet_v0(view)
+    if quiet is not None:
+        return quiet
     engine = view.target.engine
-    tells = engine is not None and any(t.event in ("retract",) for t in engine.templates)
+    tells = engine is not None and any(t.event == "retract" for t in engine.templates)
     if tells and view.stats and not view.has_role("preempt.total"):
         # the engine logs every retraction, and this log of its work has none
         return Known(
             0.0, 0.0, "measured", "w", view.stats[-1].source, "no retraction line among its stats lines", events=0.0
         )
     return None
+
+
+def _ended_by_pool(view: View) -> Known | None:
+    """An engine without a victim choice: active requests that failed after the pool overflowed down to one token."""
+    count, source, overflowed = 0, "", False
+    for run, event in view.target.events("pool_full", "request_failed"):
+        if event.event == "pool_full":
+            overflowed = overflowed or bool(event.fields.get("final"))
+        elif overflowed:
+            count += event.repeat
+            source = source or run.source(event)
+    if not overflowed:
+        return None
+    return Known(
+        float(count),
+        float(count),
+        "measured",
+        "w",
+        source or "log",
+        "active requests ended by a full pool",
+        events=float(count),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,8 +338,14 @@ def _ratios(view: View) -> None:
                       "preemptions / all requests there can have been", count.events, existed))  # fmt: skip
     elif isinstance(count, Known) and isinstance(running, Known) and isinstance(waiting, Known):
         existed = float(running.hi) + float(waiting.hi)
+        generated = facts["tok.generated"]
         if float(count.hi) == 0:
             facts.set("preempt.per_request_min", measured(0.0, "w", count.source))
+        elif isinstance(generated, Known) and generated.span == count.span:
+            # every finished request generated at least one token
+            least = float(count.lo) / (existed + float(generated.hi)) if existed + float(generated.hi) > 0 else 0.0
+            facts.set("preempt.per_request_min", Known(least, least, "estimated", count.span, count.source,
+                      "preemptions / (tokens generated + running + waiting)", count.events))  # fmt: skip
 
 
 def _why(fact: Fact) -> str:
@@ -290,6 +368,20 @@ def _distribution(view: View) -> None:
                     facts.set(name, measured(0.0, "w", count.source))
         else:
             _distribution_from_log(view)
+            per = facts.known("preempt.per_finished")
+            if per is not None and per.span == "w" and "preempt.hit_twice_share" not in facts:
+                # two hits take two preemptions
+                facts.set(
+                    "preempt.hit_twice_share",
+                    bound(
+                        0.0,
+                        min(float(per.hi) / 2, 1.0),
+                        "w",
+                        per.source,
+                        note="at most half the preemptions per finished request",
+                        events=per.events,
+                    ),
+                )
         for name in ("preempt.hit_share", "preempt.hit_twice_share", "preempt.hit_3plus_of_hit"):
             facts.set(name, view.unknown(name, gathered.reason, gathered.hint))
         return

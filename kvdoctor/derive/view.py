@@ -88,7 +88,7 @@ class View:
         found: list[Stat] = []
         for run, event in self.target.events("stats"):
             rank = _stat_rank(event)
-            if rank is None:
+            if rank is None or event.fields.get("partial"):
                 continue
             found.append(Stat(event.time, rank, run.source(event), event, event.text("batch") or ""))
         names = {s.rank for s in found}

@@ -436,6 +436,7 @@ LEVERS: tuple[Lever, ...] = (
         "(0.22 and later) is on: do not set it there.",
         next_limit="device memory",
         verify="reserved but unallocated in the next out-of-memory message, or its absence",
+        refused_with="connector",
     ),
     Lever(
         "mem.allocator_conf",

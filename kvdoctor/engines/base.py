@@ -68,11 +68,15 @@ class SeriesName:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A canonical role and the names it had, newest first; the first name present in a scrape is used."""
+    """A canonical role and the names it had, newest first; the first name present in a scrape is used.
+
+    ``absent_is_zero``: the counter appears with its first event, so its absence from a page of that version means none.
+    """
 
     role: str
     names: tuple[SeriesName, ...]
     note: str = ""
+    absent_is_zero: bool = False
 
 
 ROLES: Mapping[str, tuple[str, str]] = {
@@ -222,7 +226,8 @@ class Lever:
 
     ``flag`` is the command-line or environment form (None: this engine has none, ``instead`` says what to do).
     ``setting`` is the key under which the present value appears in the parsed arguments. ``effect`` and ``cost`` are one
-    sentence each, ``next_limit`` the limit to expect next, ``verify`` what to look at.
+    sentence each, ``next_limit`` the limit to expect next, ``verify`` what to look at. ``refused_with`` names a setting beside
+    which this version refuses the flag.
     """
 
     lever: str
@@ -236,14 +241,13 @@ class Lever:
     next_limit: str = ""
     verify: str = ""
     instead: str = ""
+    refused_with: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
     """What the engine does not expose: facts whose names start with ``fact``, why, and how to get them.
-
-    ``unless_role`` names a role whose presence closes the gap.
-    """
+"""
 
     fact: str
     reason: str
@@ -327,7 +331,7 @@ class Engine:
     side: bool = False
 
 
-_PAIR = re.compile(r"""['"]?([A-Za-z_][\w.]*)['"]?\s*[=:]\s*('[^']*'|"[^"]*"|\[[^\]]*\]|\{[^}]*\}|[^,\s)}]+)""")
+_PAIR = re.compile(r"""(?<![\w.])['"]?([A-Za-z_][\w.]*+)['"]?\s*[=:]\s*('[^']*'|"[^"]*"|\[[^\]]*\]|\{[^}]*\}|[^,\s)}]+)""")
 
 
 def parse_key_values(text: str) -> Args:

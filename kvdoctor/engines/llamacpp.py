@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Mapping
 
 from kvdoctor.engines import _argtext
-from kvdoctor.engines._common import HOST_LEVERS
+from kvdoctor.engines._host_levers import HOST_LEVERS
 from kvdoctor.engines.base import (
     COMMON_SERIES,
     Args,

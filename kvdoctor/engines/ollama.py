@@ -7,7 +7,7 @@ templates of llama.cpp are part of the table. Sources: logs of 0.1.41 to 0.14 an
 from __future__ import annotations
 
 from kvdoctor.engines import llamacpp
-from kvdoctor.engines._common import HOST_LEVERS
+from kvdoctor.engines._host_levers import HOST_LEVERS
 from kvdoctor.engines.base import Args, Command, Engine, Gap, Lever
 from kvdoctor.parse.serverlog import LogTemplate
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 
 from kvdoctor.engines import _argtext
-from kvdoctor.engines._common import HOST_LEVERS
+from kvdoctor.engines._host_levers import HOST_LEVERS
 from kvdoctor.engines.base import (
     COMMON_SERIES,
     Args,
@@ -129,6 +129,7 @@ SERIES: tuple[Series, ...] = (
         "preempt.total",
         (_counter("num_retracted_requests_total", "0.5.8"),),
         "the series does not exist before the first retraction: absent beside other SGLang series means 0",
+        absent_is_zero=True,
     ),
     Series("preempt.per_request", (_histogram("num_retractions", "0.5.6", "0.5.10"),)),
     Series("retract.input_tokens", (_counter("num_retracted_input_tokens_total", "0.5.8"),)),
@@ -931,7 +932,7 @@ ENGINE = Engine(
     levers=LEVERS,
     gaps=GAPS,
     commands=COMMANDS,
-    rank_labels=("dp_rank", "engine_type", "pp_rank", "tp_rank", "moe_ep_rank"),
+    rank_labels=("dp_rank",),
     usage_counts_reusable=False,
     preempt_kind=_preempt_kind,
     never_preempts=lambda version, args: False,

@@ -166,6 +166,10 @@ _GAP = re.compile(r"[\s,\]]*")
 # A log line in front of the JSON also begins with "[", but no JSON follows it.
 _JSON_START = re.compile(r"\s*(?:\{\s*\"|\[\s*[\[{\]])")
 _DECODER = json.JSONDecoder()
+# A refused decode costs as much as the text before it is long (the decoder counts the lines for its message): short
+# lines are decoded by themselves, and of longer values only so many may fail.
+_SHORT = 8192
+_MOST_FAILURES = 50
 
 # The executor's own clock text, and what Python builds print.
 _FORMATS = ("%m-%d-%Y %H:%M:%S.%f", "%m-%d-%Y %H:%M:%S")
@@ -202,7 +206,7 @@ def _pieces(text: str) -> Iterator[tuple[int, object, str]]:
 
     An array that does not close is entered, so that a file cut in the middle gives all its whole records.
     """
-    position, line, counted = 0, 1, 0
+    position, line, counted, failures = 0, 1, 0, 0
     end = len(text)
     while True:
         gap = _GAP.match(text, position)
@@ -211,22 +215,37 @@ def _pieces(text: str) -> Iterator[tuple[int, object, str]]:
             return
         line += text.count("\n", counted, position)
         counted = position
-        try:
-            value, position = _DECODER.raw_decode(text, position)
-        except (ValueError, RecursionError):
+        stop = text.find("\n", position)
+        stop = end if stop < 0 else stop
+        opens = text[position] in "{["
+        found = _decode(text[position:stop], 0) if opens and stop - position <= _SHORT else None
+        if found is not None:
+            found = found[0], position + found[1]
+        elif opens and failures < _MOST_FAILURES:
+            found = _decode(text, position)
+            failures += found is None
+        if found is None:
             if text[position] == "[":
                 position += 1
                 continue
-            stop = text.find("\n", position)
-            stop = end if stop < 0 else stop
             yield line, text[position : min(stop, position + SHOWN)], "not JSON, or cut"
             position = stop
             continue
+        value, position = found
         if isinstance(value, list):
             for item in value:
                 yield line, item, ""
         else:
             yield line, value, ""
+
+
+def _decode(text: str, position: int) -> tuple[object, int] | None:
+    """The JSON value at a position and where it ends; None when there is none."""
+    try:
+        value, end = _DECODER.raw_decode(text, position)
+    except (ValueError, RecursionError):
+        return None
+    return value, end
 
 
 def _snake(key: str) -> str:

@@ -16,7 +16,7 @@ import math
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import BinaryIO
 
@@ -476,12 +476,13 @@ class Matcher:
 
 
 OOM_LITERALS = oom.LITERALS
+_EXIT_137 = ("code 137", "code: 137", "code=137", "status 137", 'code": 137', 'code":137')
 GENERIC: tuple[LogTemplate, ...] = (
     LogTemplate("traceback", "error", "Traceback (most recent call last)", r"Traceback \(most recent call last\)",
                 fields={"text": "Traceback"}),
     LogTemplate("cuda_error", "error", "CUDA error", r"CUDA error: (?P<text>(?!out of memory)[^\n]{1,120})", fields={"cuda": True}),
     LogTemplate("hip_error", "error", "HIP error", r"HIP error: (?P<text>(?!out of memory)[^\n]{1,120})", fields={"cuda": True}),
-    LogTemplate("exit_137", "exit", "137", r"(?i)exit(?:ed)?(?: with)?(?: |_)?(?:code|status)?[ :=]{1,3}137\b", fields={"code": 137.0}),
+    *(LogTemplate(f"exit_137_{i}", "exit", text, re.escape(text) + r"\b", fields={"code": 137.0}) for i, text in enumerate(_EXIT_137)),
     LogTemplate("sigkill", "exit", "SIGKILL", r"(?i)(?:killed by|signal|received|by|status|code|with)[^\n]{0,40}SIGKILL", fields={"signal": "SIGKILL"}),
     LogTemplate("exitcode_9", "exit", "exitcode", r"(?i)exitcode[:= ]{1,3}-9\b", fields={"signal": "SIGKILL"}),
     LogTemplate("signal_9", "exit", "signal", r"(?i)(?:terminated|killed|died)[^\n]{0,60}signal[: (]{1,3}9\b", fields={"signal": "SIGKILL"}),
@@ -539,6 +540,9 @@ class _Bag:
     def add(self, event: LogEvent) -> None:
         key = event.template
         stats = event.event in ("stats", "iteration")
+        if event.event == "iteration" and (merged := self._same_second(event)) is not None:
+            self.last[key][-1] = merged
+            return
         first = self.first.setdefault(key, [])
         if not stats and len(first) < KEEP_FIRST:
             first.append(event)
@@ -549,6 +553,20 @@ class _Bag:
         if len(last) == last.maxlen:
             self.dropped[key] = self.dropped.get(key, 0) + 1
         last.append(event)
+
+    def _same_second(self, event: LogEvent) -> LogEvent | None:
+        """The newest iteration event with this one added, when both are of one second: sums stay exact, memory small."""
+        kept = self.last.get(event.template)
+        if not kept or event.time is None or kept[-1].time is None or kept[-1].rank != event.rank:
+            return None
+        if int(kept[-1].time) != int(event.time):
+            return None
+        fields = dict(kept[-1].fields)
+        for name, value in event.fields.items():
+            before = fields.get(name)
+            if isinstance(value, float) and isinstance(before, float):
+                fields[name] = before + value
+        return replace(kept[-1], fields=fields, repeat=kept[-1].repeat + event.repeat)
 
     def all(self) -> list[LogEvent]:
         out = [e for events in self.first.values() for e in events]

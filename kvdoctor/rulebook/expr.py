@@ -438,10 +438,11 @@ def _reader(operand: Operand, thresholds: Mapping[str, Threshold]) -> Reader:
         return lambda facts: constant
     if isinstance(operand, FactRef):
         name = operand.name
+        known: Any = Known
 
         def read(facts: Facts) -> Interval | None:
-            fact = facts.get(name)
-            return (float(fact.lo), float(fact.hi)) if fact.__class__ is Known else None
+            fact: Any = facts.get(name)
+            return (fact.lo, fact.hi) if fact.__class__ is known else None
 
         return read
     left, right, work = _reader(operand.left, thresholds), _reader(operand.right, thresholds), _STEPS[operand.op]
@@ -504,7 +505,7 @@ def compare(op: Op, a: Interval, b: Interval) -> bool | None:
 # ---------------------------------------------------------------------------------------------- fast tests
 
 
-def _simple(op: Op, name: str, t: float) -> Test | None:
+def _simple(op: Op, name: str, t: float) -> Test:
     """The common case, one fact against one constant, without building intervals."""
     # untyped on purpose: a narrowing check of the number's type would cost more than the comparison
     known: Any = Known
@@ -553,7 +554,22 @@ def _simple(op: Op, name: str, t: float) -> Test | None:
             return UNDECIDED
 
     else:
-        return None
+        equal = op == "=="
+
+        def test(facts: Facts) -> int:
+            fact: Any = facts.get(name)
+            if fact.__class__ is known:
+                if fact.lo == fact.hi == t:
+                    same = True
+                elif fact.hi < t or fact.lo > t:
+                    same = False
+                else:
+                    return UNDECIDED
+                if same is not equal:
+                    return FALSE
+                return SINCE_START if fact.span == "L" else TRUE
+            return UNDECIDED
+
     return test
 
 
@@ -590,9 +606,8 @@ def _test(leaf: Comparison, thresholds: Mapping[str, Threshold]) -> Test:
     right = _reader(leaf.right, thresholds)
     if isinstance(leaf.left, FactRef) and isinstance(leaf.right, (Number, ThresholdRef)):
         constant = right({})
-        simple = _simple(op, leaf.left.name, constant[0]) if constant else None
-        if simple is not None:
-            return simple
+        if constant is not None:
+            return _simple(op, leaf.left.name, constant[0])
     left = _reader(leaf.left, thresholds)
 
     def test(facts: Facts) -> int:
@@ -610,6 +625,18 @@ def _test(leaf: Comparison, thresholds: Mapping[str, Threshold]) -> Test:
 
 
 def _all(tests: Sequence[Test]) -> Test:
+    if len(tests) == 2:
+        first, second = tests
+
+        def both(facts: Facts) -> int:
+            code = first(facts)
+            if code == FALSE:
+                return FALSE
+            other = second(facts)
+            return code if code < other else other
+
+        return both
+
     def test(facts: Facts) -> int:
         out = TRUE
         for part in tests:

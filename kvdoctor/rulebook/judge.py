@@ -22,7 +22,6 @@ from kvdoctor.rulebook.expr import (
     Comparison,
     Facts,
     Group,
-    Result,
     Test,
     Threshold,
     number,
@@ -50,7 +49,7 @@ class _Program:
     ``gate`` names a necessary condition that other rules share, ``gate_test`` tests it; without one they are '' and None.
     """
 
-    __slots__ = ("absent", "clear", "_applies", "_briefs", "_floor", "_when", "gate", "gate_test", "rule", "scope")
+    __slots__ = ("_briefs", "_parts", "absent", "clear", "gate", "gate_test", "rule", "scope")
 
     def __init__(self, rule: Rule, scope: Scope) -> None:
         self.rule = rule
@@ -58,9 +57,7 @@ class _Program:
         self.absent = _blank(rule, "not_applicable")
         self.clear = _blank(rule, "clear")
         self._briefs: dict[tuple[State, int], Verdict] = {}
-        self._when: Bound | None = None
-        self._floor: Bound | None = None
-        self._applies: tuple[Bound, ...] = ()
+        self._parts: tuple[tuple[Bound, ...], Bound, Bound | None] | None = None
         self.gate = ""
         self.gate_test: Test | None = None
         if rule.gated and scope == "target":
@@ -69,24 +66,24 @@ class _Program:
             self.gate, self.gate_test = _first(applies.bind(rule.thresholds))
 
     def _compiled(self) -> tuple[tuple[Bound, ...], Bound, Bound | None]:
-        if self._when is None:
+        if self._parts is None:
             rule, scope = self.rule, self.scope
             applies, when = rule.conditions(scope)
-            parts = [_GATE] if rule.gated and scope == "target" else []
+            needed = [_GATE] if rule.gated and scope == "target" else []
             if applies is not None:
-                parts.append(applies.bind(rule.thresholds))
-            self._applies = tuple(parts)
+                needed.append(applies.bind(rule.thresholds))
+            floor: Bound | None = None
             # a rule with its own condition for groups is not bound to the floor of its targets
             if rule.min_events is not None and (scope == "target" or rule.group_when is None):
                 limit = Threshold("min_events", rule.min_events.value, "count", calibrated=True, why="a floor")
                 text = f"{rule.min_events.fact} >= thresholds.min_events"
-                self._floor = parse_condition(text, {"min_events": "count"}).bind({"min_events": limit})
-            self._when = when.bind(rule.thresholds)
-        return self._applies, self._when, self._floor
+                floor = parse_condition(text, {"min_events": "count"}).bind({"min_events": limit})
+            self._parts = (tuple(needed), when.bind(rule.thresholds), floor)
+        return self._parts
 
     def code(self, facts: Facts) -> tuple[int, State]:
         """The state as far as the fast path tells it; ``suspected`` stands for any undecided one."""
-        applies, when, floor = self._compiled()
+        applies, when, floor = self._parts or self._compiled()
         out = TRUE
         for part in applies:
             code = part.code(facts)
@@ -141,7 +138,7 @@ class _Program:
                 confidence="low",
                 evidence=evidence,
                 missing=tuple(missing.values()),
-                would_fire_if=" and ".join(dict.fromkeys(_open(result) for result in results if result.open)),
+                would_fire_if=_joined([result.open for result in results if result.open]),
             )
         return replace(self.clear if state == "clear" else self.absent, evidence=evidence)
 
@@ -153,7 +150,7 @@ class _Program:
         if code == TRUE:
             sure = min([confidence.of_facts(bound, facts) for bound in (*applies, when)])
         else:
-            state = "suspected" if any(c >= SINCE_START for c in when.codes(facts)) else "blind"
+            state = "suspected" if any(test(facts) >= SINCE_START for test in when.tests) else "blind"
         made = self._briefs.get((state, sure))
         if made is None:
             made = replace(self.clear, state=state, confidence=confidence.word(sure))
@@ -161,8 +158,9 @@ class _Program:
         return made
 
 
-def _open(result: Result) -> str:
-    return f"({result.open})" if " or " in result.open and not result.open.startswith("(") else result.open
+def _joined(texts: Sequence[str]) -> str:
+    several = len(texts) > 1
+    return " and ".join(dict.fromkeys(f"({text})" if several and " or " in text else text for text in texts))
 
 
 def _blank(rule: Rule, state: State) -> Verdict:
@@ -279,7 +277,7 @@ def settle(verdicts: Sequence[Verdict], rules: Sequence[Rule], config: Config | 
     A muted verdict keeps its state and names who muted it; suspected ones are marked as well. Of KV500 and KV913 at most one is
     left fired: a measured comparison stands against a replay, two of a kind contradict each other and are both suspected.
     """
-    by_name = {rule.name: rule for rule in rules}
+    by_name, targets_of = _relations(tuple(rules))
     out = {verdict.rule: verdict for verdict in _exclude(verdicts)}
     for mute in config.mutes if config is not None else ():
         for name, verdict in out.items():
@@ -288,7 +286,7 @@ def settle(verdicts: Sequence[Verdict], rules: Sequence[Rule], config: Config | 
                 out[name] = replace(verdict, muted_by="settings", mute_reason=reason)
     # only a fired rule mutes, so only those have to be put in order
     fired = [by_name[v.rule] for v in out.values() if v.state == "fires" and v.rule in by_name]
-    edges = {rule.name: [name for name in mute_targets(rule, rules) if name in out] for rule in fired}
+    edges = {rule.name: [name for name in targets_of[rule.name] if name in out] for rule in fired}
     for name in _causes_first(edges):
         if out[name].muted_by is not None:
             continue
@@ -301,6 +299,11 @@ def settle(verdicts: Sequence[Verdict], rules: Sequence[Rule], config: Config | 
             if target in out and out[target].advice_muted_by is None:
                 out[target] = replace(out[target], advice_muted_by=name)
     return [out[verdict.rule] for verdict in verdicts]
+
+
+@lru_cache(maxsize=16)
+def _relations(rules: tuple[Rule, ...]) -> tuple[Mapping[str, Rule], Mapping[str, tuple[str, ...]]]:
+    return {rule.name: rule for rule in rules}, {rule.name: mute_targets(rule, rules) for rule in rules}
 
 
 def _causes_first(edges: Mapping[str, Sequence[str]]) -> list[str]:
@@ -381,9 +384,11 @@ def _health(facts: FactSet) -> tuple[list[tuple[str, Known]], list[Missing]]:
         if known:
             looked.append(known[-1])
             continue
-        first = facts[row[0]]
-        if isinstance(first, Unknown):
-            gaps.append(Missing(row[0], first.reason, first.hint))
+        # a reading that was tried tells more than one nobody tried
+        name = next((name for name in row if name in facts), row[0])
+        fact = facts[name]
+        if isinstance(fact, Unknown):
+            gaps.append(Missing(name, fact.reason, fact.hint))
     return looked, gaps
 
 

@@ -79,7 +79,7 @@ def lint(paths: Iterable[Path], *, base: Path | None = None) -> list[Problem]:
     for rule in rules:
         problems.extend(check_rule(rule))
     given = {rule.file for rule in rules}
-    whole = [*rules, *_others(home, files)]
+    whole = [*_others(home, files), *rules]
     problems.extend(_problem(error) for error in set_errors(whole) if error.file in given)
     return problems
 

@@ -184,12 +184,22 @@ def run(
 def _load() -> Callable[..., Any]:
     global _kernel
     if _kernel is None:
-        import numba
         import numpy
 
         # The kernel is plain functions that see each other and numpy as globals; compiling them replaces those globals.
         kernel.np = numpy
         for name in kernel.HELPERS:
-            setattr(kernel, name, numba.njit(cache=True)(getattr(kernel, name)))
-        _kernel = numba.njit(cache=True)(kernel.replay)
+            setattr(kernel, name, _compiled(getattr(kernel, name)))
+        _kernel = _compiled(kernel.replay)
     return _kernel
+
+
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    import numba
+
+    try:
+        compiled: Callable[..., Any] = numba.njit(cache=True)(function)
+    except RuntimeError:
+        # Neither the package nor a user folder can be written to: compile in memory.
+        compiled = numba.njit(function)
+    return compiled

@@ -15,6 +15,8 @@ DTYPE_BYTES: Mapping[str, float] = {
     "float16": 2,
     "fp16": 2,
     "half": 2,
+    "f16": 2,
+    "f32": 4,
     "bfloat16": 2,
     "bf16": 2,
     "fp8": 1,
@@ -22,9 +24,11 @@ DTYPE_BYTES: Mapping[str, float] = {
     "fp8_e5m2": 1,
     "int8": 1,
     "int4": 0.5,
+    "q8_0": 1.0625,
+    "q4_0": 0.5625,
     "nvfp4": 0.5625,
 }
-"""Bytes per stored element. nvfp4 carries one fp8 scale per 16 values."""
+"""Bytes per stored element; q8_0 and q4_0 carry one 2-byte scale per 32 values, nvfp4 one fp8 scale per 16."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -385,7 +385,13 @@ def _csv(head: str, stream: Iterable[str], name: str) -> Workload:
     rows: list[tuple[int, Request]] = []
     reader = csv.reader(stream)
     start: float | None = None
-    for cells in reader:
+    while True:
+        try:
+            cells = next(reader)
+        except StopIteration:
+            break
+        except csv.Error as error:
+            raise TraceError(f"{name}:{reader.line_num + 1}: not a csv line: {error}") from error
         line = reader.line_num + 1
         if not cells:
             continue
@@ -424,8 +430,8 @@ def _mooncake(head: str, stream: Iterable[str], name: str) -> Workload:
         where = f"{name}:{line}"
         try:
             record = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise TraceError(f"{where}: not JSON: {error.msg}") from error
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise TraceError(f"{where}: not JSON: {error}") from error
         if not isinstance(record, dict):
             raise TraceError(f"{where}: not a JSON object")
         for key in ("timestamp", "input_length", "output_length"):
@@ -515,7 +521,9 @@ def _whole(value: object, where: str, what: str) -> int:
             value = float(value)
         except ValueError:
             raise TraceError(f"{where}: {what} {value!r} is not a number") from None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if not isinstance(value, float) or not math.isfinite(value):
         raise TraceError(f"{where}: {what} {value!r} is not a number")
     if value != int(value):
         raise TraceError(f"{where}: {what} {value!r} is not a whole number")

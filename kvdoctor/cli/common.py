@@ -1,0 +1,115 @@
+"""What commands share: inputs, settings, output. Wiring only."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import typer
+
+from kvdoctor.cli import EXIT_USAGE
+
+if TYPE_CHECKING:
+    from kvdoctor.rulebook.config import Config
+    from kvdoctor.rulebook.rule import Rule
+    from kvdoctor.snapshot import Snapshot
+
+
+def fail(message: str, code: int = EXIT_USAGE) -> NoReturn:
+    """One clear line on stderr, then the exit code."""
+    sys.stderr.write(f"kvdoctor: {message}\n")
+    raise typer.Exit(code)
+
+
+def samples_dir() -> Path:
+    """The shipped samples: inside the wheel, else in the checkout."""
+    packaged = Path(__file__).resolve().parent.parent / "_samples"
+    return packaged if packaged.is_dir() else Path(__file__).resolve().parent.parent.parent / "samples"
+
+
+def sample_names() -> list[str]:
+    """Names usable as ``sample:NAME``."""
+    folder = samples_dir()
+    return (
+        sorted(p.name for p in folder.iterdir() if p.is_dir() and (p / "expect.toml").is_file())
+        if folder.is_dir()
+        else []
+    )
+
+
+def resolve(path: str) -> str:
+    """``sample:NAME`` to its folder; other paths unchanged."""
+    if not path.startswith("sample:"):
+        return path
+    name = path.removeprefix("sample:")
+    if name not in sample_names():
+        from kvdoctor.facts import suggest
+
+        near = suggest(name, sample_names())
+        fail(
+            f"there is no sample {name}; {'did you mean ' + ', '.join(near) if near else 'the samples are: ' + ', '.join(sample_names())}"
+        )
+    return str(samples_dir() / name)
+
+
+def read(paths: Sequence[str]) -> Snapshot:
+    """A snapshot from the paths of the command line; usage error when one does not exist. ``-`` reads standard input."""
+    from dataclasses import replace
+
+    from kvdoctor.snapshot import SnapshotError, memory_member, read_paths
+
+    named = [resolve(p) for p in paths if p != "-"]
+    try:
+        snapshot = read_paths(named)
+    except SnapshotError as error:
+        fail(str(error))
+    if "-" in paths:
+        data = sys.stdin.buffer.read()
+        snapshot = replace(snapshot, members=(*snapshot.members, memory_member("standard input", data)))
+    return snapshot
+
+
+def settings(config: Path | None, rules: Sequence[Path], sets: Sequence[str]) -> tuple[tuple[Rule, ...], Config]:
+    """Rules and settings from files, environment and options; usage error (2) when one is wrong."""
+    from datetime import UTC, datetime
+
+    from kvdoctor.rulebook.config import ConfigError, load_config
+    from kvdoctor.rulebook.rule import RuleError, load_rules
+
+    today = datetime.now(UTC).date()
+    try:
+        loaded = load_config(Path.cwd(), config, os.environ, sets, today)
+        return load_rules((*loaded.rule_dirs, *rules)), loaded
+    except (ConfigError, RuleError) as error:
+        fail(str(error))
+
+
+def write(text: str, output: Path | None) -> None:
+    """To stdout as it is, or to a file by a temporary file and a rename (never half-written)."""
+    if output is None or str(output) == "-":
+        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+        sys.stdout.flush()
+        return
+    temporary = output.with_name(f".{output.name}.{os.getpid()}.part")
+    try:
+        temporary.write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8")
+        os.replace(temporary, output)
+    except OSError as error:
+        fail(f"cannot write {output}: {error.strerror}")
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def colour() -> bool:
+    """Colour only on a terminal and without NO_COLOR."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def width() -> int:
+    """The terminal's width, 100 where there is none."""
+    import shutil
+
+    return shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() or os.environ.get("COLUMNS") else 100

@@ -1,0 +1,40 @@
+"""The application: every command, grouped as people look for them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kvdoctor.cli import diagnose as diagnose_command
+from kvdoctor.cli import rules as rules_command
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Tells what is really wrong when an LLM inference server runs out of GPU memory.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from kvdoctor import __version__
+
+        typer.echo(f"kvdoctor {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.command("diagnose")(diagnose_command.diagnose)
+app.add_typer(rules_command.app, name="rules")

@@ -1,0 +1,402 @@
+"""Facts, values and times in words a person reads; everything that came from outside is made harmless here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from kvdoctor.facts import FACTS, Fact, How, Known, Value
+from kvdoctor.findings import Evidence, Verdict
+
+MISDIAGNOSES: Mapping[int, str] = {
+    1: "out of memory, but the KV cache is not the reason",
+    2: "P99 spikes with preemption",
+    3: "the same request is hit again and again",
+    4: "throughput falls as concurrency rises",
+    5: "more GPUs did not or will not help",
+}
+"""What people take each of the five misdiagnoses for."""
+
+LABELS: Mapping[str, str] = {
+    "target.phase": "phase of the server",
+    "target.age_s": "age of the server",
+    "target.window_s": "length of the window",
+    "target.restarts": "restarts seen",
+    "target.samples": "usable samples",
+    "req.running": "requests running",
+    "req.running_max": "requests running, largest",
+    "req.running_drop": "fall of running requests while others wait",
+    "req.running_growth": "growth of running requests",
+    "req.waiting": "requests waiting",
+    "req.waiting_max": "requests waiting, largest",
+    "req.waiting_capacity": "requests waiting for memory or a slot",
+    "req.waiting_slope": "growth of the queue per second",
+    "req.waiting_growth": "growth of the queue",
+    "req.flips": "flips between running and waiting",
+    "req.swapped_max": "sequences swapped out, largest",
+    "req.finished": "requests finished",
+    "req.length_share": "requests ended by their length limit",
+    "req.error_share": "requests failed or aborted",
+    "req.rejected": "requests refused",
+    "req.limit_running": "limit on running requests",
+    "kv.pool_tokens": "KV pool size",
+    "kv.pool_bytes": "KV pool size in bytes",
+    "kv.block_tokens": "KV block size",
+    "kv.usage_last": "KV pool in use, last",
+    "kv.usage_max": "KV pool in use, largest",
+    "kv.usage_mean": "KV pool in use, mean",
+    "kv.full_share": "share of samples with a full pool",
+    "kv.pressure": "KV pressure (pool full or somebody preempted)",
+    "kv.evictable_share": "reusable share of the pool",
+    "kv.secondary_usage_max": "secondary pool in use, largest",
+    "kv.max_concurrency": "longest requests the pool holds",
+    "kv.headroom_requests": "average requests that still fit",
+    "kv.lost_tokens": "KV tokens nobody holds",
+    "kv.frozen_samples": "samples in a row with unchanged usage",
+    "kv.growth_while_falling": "rise of KV usage while running falls",
+    "kv.sawtooth_falls": "falls of KV usage with nothing generated",
+    "kv.context_growth": "growth of the context per request",
+    "kv.host_usage_swing": "swing of the swap space in use",
+    "kv.page_shortfall": "free tokens that are not whole pages",
+    "kv.bytes_per_token": "KV bytes per token, as booked",
+    "kv.bytes_per_token_formula": "KV bytes per token, by the model",
+    "kv.block_idle_p50_s": "idle time of a block before eviction, median",
+    "kv.block_reuse_gap_p50_s": "time between two uses of a block, median",
+    "preempt.count": "preemptions",
+    "preempt.rate": "preemptions per second",
+    "preempt.per_finished": "preemptions per finished request",
+    "preempt.per_request_min": "preemptions per request, at least",
+    "preempt.hit_share": "requests hit once or more",
+    "preempt.hit_twice_share": "requests hit twice or more",
+    "preempt.hit_3plus_of_hit": "victims hit three times or more",
+    "preempt.repeats_30s": "same request hit again within 30 s",
+    "preempt.secondary": "hits while an earlier victim is still recomputed",
+    "preempt.victims_near_done": "victims that were nearly done",
+    "preempt.victim_remaining_p50": "tokens a victim had left, median",
+    "preempt.victim_computed_mean": "tokens a victim had computed, mean",
+    "preempt.kind": "kind of preemption",
+    "recompute.tokens": "tokens computed again",
+    "recompute.rate": "tokens computed again per second",
+    "recompute.token_share": "recomputed share of all computed tokens",
+    "recompute.prefill_share": "recomputed share of prefill",
+    "recompute.time_share": "share of busy time spent recomputing",
+    "tok.prompt": "prompt tokens computed",
+    "tok.generated": "tokens generated",
+    "tok.prompt_rate": "prompt tokens per second",
+    "tok.gen_rate": "generated tokens per second",
+    "tok.gen_drop": "fall of the generation rate",
+    "tok.gen_zero_samples": "samples with requests running and none generating",
+    "tok.prefill_speed": "prefill speed",
+    "latency.ttft_p50": "time to first token, median",
+    "latency.ttft_p99": "time to first token, P99",
+    "latency.e2e_p99": "time of a whole request, P99",
+    "latency.itl_p50": "gap between tokens, median",
+    "latency.itl_p99": "gap between tokens, P99",
+    "latency.itl_p999": "gap between tokens, P99.9",
+    "latency.itl_tail_ratio": "gap between tokens, P99 over median",
+    "latency.itl_growth": "growth of the time per token",
+    "latency.stalls": "gaps over 1 s between tokens",
+    "latency.stalls_per_finished": "gaps over 1 s per finished request",
+    "latency.stall_share": "requests with a gap over 1 s",
+    "latency.queue_p50": "time in the queue, median",
+    "latency.queue_p99": "time in the queue, P99",
+    "latency.queue_share": "queue share of the time to first token",
+    "work.prompt_p50": "prompt length, median",
+    "work.prompt_p99": "prompt length, P99",
+    "work.prompt_mean": "prompt length, mean",
+    "work.output_p50": "output length, median",
+    "work.output_p99": "output length, P99",
+    "work.output_mean": "output length, mean",
+    "work.max_tokens_p50": "output limit asked for, median",
+    "work.sequence_mean": "average sequence length",
+    "work.length_cv": "spread of sequence lengths",
+    "work.arrival_rate": "arrivals per second",
+    "work.concurrency_max": "requests at a time, largest",
+    "work.multi_turn_share": "requests that continue an earlier one",
+    "prefix.enabled": "prefix reuse",
+    "prefix.lookup_tokens": "tokens looked up in the prefix cache",
+    "prefix.hit_share": "prefix cache hits",
+    "prefix.evicted_tokens": "cached prefix tokens evicted",
+    "prefix.session_tokens": "tokens of all returning conversations",
+    "prefix.external_hit_share": "hits served by the outer tier",
+    "mem.total": "device memory",
+    "mem.used": "device memory in use",
+    "mem.free": "device memory free",
+    "mem.used_share": "device memory in use, fullest device",
+    "mem.reserved": "device memory reserved by the driver",
+    "mem.weights": "weights",
+    "mem.activations": "activation peak",
+    "mem.graphs": "CUDA graphs",
+    "mem.non_torch": "memory outside PyTorch",
+    "mem.kv_pool": "KV pool in memory",
+    "mem.allocator_gap": "reserved by PyTorch, not allocated",
+    "mem.foreign": "memory of other processes",
+    "mem.unexplained": "memory nobody explains",
+    "mem.fraction": "share of the device the engine may take",
+    "mem.orphans": "left-over engine workers",
+    "mem.orphan_bytes": "memory held by left-over workers",
+    "mem.spill": "memory spilled to the host by the driver",
+    "oom.count": "out-of-memory events",
+    "oom.requested": "memory asked for when it failed",
+    "oom.free": "memory free when it failed",
+    "oom.unallocated": "reserved but unallocated when it failed",
+    "oom.cap": "memory the process was allowed",
+    "oom.fragmented": "more reserved and unused than was asked for",
+    "oom.site": "where it ran out",
+    "oom.before_serving": "failed before it served",
+    "oom.kv_usage": "KV pool in use before it failed",
+    "oom.in_graph_phase": "failed while graphs were captured",
+    "oom.foreign": "memory held by others when it failed",
+    "oom.on_fullest_rank": "only the rank with the largest weights failed",
+    "start.need_tokens": "tokens the longest request needs",
+    "start.have_tokens": "tokens the pool holds",
+    "start.free_bytes": "memory free at the start",
+    "start.negative_kv": "memory left for KV came out negative",
+    "start.need_bytes": "KV memory one full request needs",
+    "start.have_bytes": "KV memory available",
+    "start.free_grew": "free memory changed during profiling",
+    "start.error": "reason the start failed",
+    "frag.external": "external fragmentation",
+    "frag.largest_fit": "largest request that would fit",
+    "frag.internal_waste": "internal fragmentation",
+    "gpu.util": "GPU utilisation",
+    "gpu.mem_util": "memory bus busy",
+    "gpu.wddm": "Windows display driver model",
+    "gpu.clock_share": "clock against its maximum",
+    "gpu.throttle": "clock throttling",
+    "gpu.xid_order": "Xid against the first error",
+    "host.oom_kill": "killed by the kernel",
+    "host.rss_slope": "growth of resident memory per second",
+    "host.rss_growth": "growth of resident memory",
+    "host.rss_steps_up": "samples in which resident memory rose",
+    "host.cgroup_usage": "container memory in use",
+    "host.file_cache_share": "file cache in the container's memory",
+    "host.cpu_busy": "busiest engine process, cores",
+    "host.stuck_in_driver": "process stuck in the GPU driver",
+    "scaler.on_gpu_util": "autoscaler follows GPU utilisation",
+    "spread.running_ratio": "busiest engine against the mean",
+    "spread.usage_gap": "KV usage, fullest minus emptiest engine",
+    "spread.preempt_top": "preemptions on one engine",
+    "spread.mem_ratio": "memory, fullest against emptiest rank",
+    "spread.weights_ratio": "weights, largest against smallest rank",
+    "group.pool_ratio": "pool, largest against smallest replica",
+    "group.gpu_ratio": "GPUs, later against earlier run",
+    "group.throughput_ratio": "throughput, later against earlier run",
+    "group.recompute_change": "change of the recomputed share",
+    "group.recompute_before": "recomputed share of the earlier run",
+    "group.slope_break": "jump of the time per token in the sweep",
+    "group.sweep_preemptions": "preemptions in the sweep",
+    "group.concurrency_growth": "growth of concurrency in the sweep",
+    "group.tpot_growth": "growth of the time per token in the sweep",
+    "group.policy_changed": "only a policy setting differs",
+    "group.pressure_before": "pressure in the earlier run",
+    "group.pressure_after": "pressure in the later run",
+    "group.fraction_bracket": "one fraction is too small, the next too large",
+    "offload.store_failures": "failed stores to the outer tier",
+    "offload.usage": "outer tier in use",
+    "pd.prefill_queue": "waiting on the prefill side, largest",
+    "pd.decode_queue": "waiting on the decode side, largest",
+    "pd.transfer_queue": "waiting for KV transfer",
+    "pd.expired": "KV transfers that expired",
+    "model.loads": "model loads",
+    "model.loads_per_request": "model loads per request",
+    "whatif.reproduces": "replay matches what was seen",
+    "whatif.asis": "goodput, replayed as it is",
+    "whatif.policy": "goodput with another policy",
+    "whatif.more_kv": "goodput with a larger pool",
+    "whatif.more_gpu": "goodput with another GPU",
+    "whatif.watermark": "best share to keep free at admission",
+}
+
+YEARLESS = 1972
+"""Log lines without a year are read in this year; it is never shown."""
+
+_FACT = re.compile(r"\b[a-z]+\.[a-z][a-z0-9_]*\b")
+_THRESHOLD = re.compile(r"\bthresholds\.([a-z][a-z0-9_]*)")
+
+
+def clean(text: str) -> str:
+    """``text`` on one line with every character that could steer a terminal or hide itself written as an escape."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else " " if c == "\u00a0" else _escape(c) for c in text)
+
+
+def _escape(char: str) -> str:
+    names = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+    code = ord(char)
+    return names.get(char) or (
+        f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    )
+
+
+def flow(text: str) -> str:
+    """Prose: line breaks of the author become spaces, the rest is cleaned."""
+    return clean(" ".join(text.split()))
+
+
+def sentence(text: str) -> str:
+    """``text`` with a capital first letter and a full stop, unless it has an end of its own."""
+    text = flow(text)
+    if not text:
+        return text
+    return text[0].upper() + text[1:] + ("" if text[-1] in ".:;!?" else ".")
+
+
+def label(fact: str) -> str:
+    """What a fact is called in a sentence; names and expressions without a label stay as they are."""
+    return LABELS.get(fact, clean(fact))
+
+
+def relabel(expression: str) -> str:
+    """An expression with the names of facts put in words."""
+    return _FACT.sub(lambda m: LABELS.get(m[0], m[0]), expression)
+
+
+def unit_of(fact: str) -> str:
+    """The unit in the vocabulary, '' for an expression."""
+    return FACTS[fact].unit if fact in FACTS else ""
+
+
+# ---------------------------------------------------------------------------------------------- values
+
+
+def value(number: Value | None, unit: str, digits: int = 3) -> str:
+    """One value with its unit, to ``digits`` significant digits: ``97 %``, ``1.2k tokens``, ``79.1 GiB``, ``yes``."""
+    if number is None:
+        return "unknown"
+    if isinstance(number, bool):
+        return "yes" if number else "no"
+    if isinstance(number, str):
+        return clean(number)
+    if unit == "1":
+        return f"{_digits(number * 100, digits)} %"
+    if unit == "B":
+        return size(number, digits)
+    if unit == "B/s":
+        return f"{size(number, digits)}/s"
+    if unit == "s":
+        return duration(number, digits)
+    if unit == "/s":
+        return f"{_digits(number, digits)}/s"
+    if unit == "tok":
+        return f"{_short(number, digits)} tokens"
+    if unit == "tok/s":
+        return f"{_short(number, digits)} tokens/s"
+    if unit == "count":
+        return _short(number, digits)
+    return _digits(number, digits)
+
+
+def interval(lo: Value | None, hi: Value | None, unit: str, digits: int = 3) -> str:
+    """A value, or ``between a and b`` when only bounds are known."""
+    if lo == hi or lo is None or hi is None:
+        return value(hi, unit, digits)
+    low, high = value(lo, unit, digits), value(hi, unit, digits)
+    return low if low == high else f"between {low} and {high}"
+
+
+def of_fact(fact: Fact, unit: str) -> str:
+    """The value of a fact; ``unknown`` when there is none."""
+    return interval(fact.lo, fact.hi, unit) if isinstance(fact, Known) else "unknown"
+
+
+def comparison(seen: Evidence) -> tuple[str, str]:
+    """The value seen and what it was compared with: ``("97 %", ">= 75 %")``; two numbers that differ never read alike."""
+    unit = seen.unit or unit_of(seen.fact)
+    if seen.op in ("known", "unknown"):
+        return "known" if (seen.op == "known") == bool(seen.outcome) else "not known", ""
+    if seen.op not in ("<", "<=", ">", ">=", "==", "!=") or seen.threshold is None:
+        return interval(seen.lo, seen.hi, unit), ""
+    for digits in (3, 5, 8, 15):
+        left, right = interval(seen.lo, seen.hi, unit, digits), value(seen.threshold, unit, digits)
+        if left != right or seen.lo == seen.threshold or seen.hi == seen.threshold:
+            break
+    return left, f"{seen.op} {right}"
+
+
+def _digits(number: float, digits: int) -> str:
+    if number == 0:
+        return "0"
+    if abs(number) >= 10 ** (digits - 1):
+        return f"{number:.0f}"
+    if abs(number) < 10 ** (1 - digits):
+        return f"{number:.{max(digits - 2, 1)}g}"
+    return f"{number:.{digits}g}"
+
+
+def _short(number: float, digits: int) -> str:
+    """Whole up to 9999, then with k, M, G."""
+    if abs(number) < 10_000:
+        return f"{number:.0f}" if float(number).is_integer() else _digits(number, digits)
+    for power, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= power * 0.9995:
+            return f"{_digits(number / power, digits)}{letter}"
+    return _digits(number, digits)
+
+
+def size(number: float, digits: int = 3) -> str:
+    """Bytes in the largest binary unit that keeps the figure at one or more."""
+    for power, name in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if abs(number) >= power * 0.9995:
+            return f"{_digits(number / power, digits)} {name}"
+    return f"{number:.0f} bytes"
+
+
+def duration(seconds: float, digits: int = 3) -> str:
+    """Seconds as ms, s, min, h or d."""
+    size_ = abs(seconds)
+    if size_ == 0:
+        return "0 s"
+    if size_ < 1:
+        return f"{_digits(seconds * 1000, digits)} ms"
+    if size_ < 300:
+        return f"{_digits(seconds, digits)} s"
+    for length, name in ((86400 * 2, "d"), (7200, "h"), (0, "min")):
+        if size_ >= length:
+            return f"{_digits(seconds / {'d': 86400, 'h': 3600, 'min': 60}[name], digits)} {name}"
+    raise AssertionError(seconds)
+
+
+def how_word(how: How | None) -> str:
+    """The provenance in one word; a bound says ``bounds``."""
+    return "" if how is None else {"bound": "bounds only"}.get(how, how)
+
+
+# ---------------------------------------------------------------------------------------------- times
+
+
+def has_year(t: float) -> bool:
+    """False for a time read from a log that prints no year."""
+    return _utc(t).year != YEARLESS
+
+
+def _utc(t: float) -> datetime:
+    return datetime.fromtimestamp(t, UTC)
+
+
+def rfc3339(t: float | None) -> str | None:
+    """UTC to the millisecond; None without a time or without a year (a made-up year would be a false statement)."""
+    if t is None or not has_year(t):
+        return None
+    return _utc(t).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def day(t: float) -> str:
+    """``2026-11-29``, or ``11-29`` where the year is not known."""
+    return _utc(t).strftime("%Y-%m-%d" if has_year(t) else "%m-%d")
+
+
+def clock(t: float) -> str:
+    """``13:03:35``"""
+    return _utc(t).strftime("%H:%M:%S")
+
+
+# ---------------------------------------------------------------------------------------------- checks
+
+
+def spelled(check: str, verdict: Verdict) -> str:
+    """How to verify, with the numbers of the rule's thresholds in place of their names, as far as the evidence tells them."""
+    numbers = {e.threshold_name: value(e.threshold, e.unit) for e in verdict.evidence if e.threshold is not None}
+    return relabel(_THRESHOLD.sub(lambda m: numbers.get(m[1], m[0]), flow(check)))
