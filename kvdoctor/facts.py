@@ -329,6 +329,13 @@ _ROWS = (
         "w",
         "requests refused, cut or ended because the context of their slot or model is full (not for lack of memory)",
     ),
+    _f(
+        "req.context_share",
+        "1",
+        "t",
+        "w",
+        "req.context_limited / requests seen",
+    ),
     _f("req.context_needed", "tok", "t", "w", "longest of the requests that were refused or cut for their context"),
     _f("req.limit_running", "count", "t", "c", "max running sequences configured"),
     _f(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvdoctor.policy import (
@@ -210,6 +210,7 @@ policies = st.builds(
 
 
 @given(policies)
+@settings(deadline=None)
 def test_a_policy_survives_its_file(policy: Policy) -> None:
     assert Policy.from_toml(policy.to_toml()) == policy
     assert Policy.from_dict(policy.as_dict()) == policy

@@ -408,6 +408,14 @@ def test_prefill_in_steps_of_its_own_holds_decodes_up() -> None:
     assert apart.steps == mixed.steps + 1
 
 
+def test_a_prefill_that_evicts_itself_lets_the_decodes_go_on() -> None:
+    workload = load((0.0, 196, 47), (0.1, 225, 1))
+    limits = Limits(max_num_seqs=4, max_batched_tokens=32, mixed_prefill=False)
+    result = run(workload, Policy(admission_mode="first_chunk"), pool=400, limits=limits)
+    assert result.preemptions > 0
+    assert result.finished == 2
+
+
 def test_requeueing_at_the_back_lets_others_pass() -> None:
     front = run(crowd(30))
     back = run(crowd(30), limits=Limits(requeue="back"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvdoctor.sim import kv_bytes_per_token, kv_size, mla_bytes_per_token
@@ -143,6 +143,7 @@ def test_fp8_halves_and_an_unnamed_dtype_is_said() -> None:
 
 
 @given(st.integers(1, 200), st.integers(1, 128), st.integers(1, 512), st.integers(1, 64))
+@settings(deadline=None)
 def test_tp_never_adds_and_never_splits_a_head(layers: int, heads: int, dim: int, tp: int) -> None:
     whole, part = kv_bytes_per_token(layers, heads, dim), kv_bytes_per_token(layers, heads, dim, tp=tp)
     assert part * tp >= whole

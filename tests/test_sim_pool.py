@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvdoctor.sim.pool import PagedPool
@@ -36,6 +36,7 @@ class ListPool:
 
 
 @given(st.integers(1, 40), st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4), st.integers(0, 12)), max_size=60))
+@settings(deadline=None)
 def test_counts_and_findable_content_match_a_list_of_blocks(blocks: int, moves: list[tuple[int, int, int]]) -> None:
     pool, truth = PagedPool(blocks, caching=True), ListPool(blocks)
     held: dict[int, int] = {}

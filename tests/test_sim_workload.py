@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvdoctor.sim import GENERATORS, Histogram, Request, TraceError, Workload, from_histograms, parse_trace, read_trace
@@ -112,12 +112,14 @@ def test_requests_out_of_order_in_code_are_refused() -> None:
 
 
 @given(st.text(max_size=200))
+@settings(deadline=None)
 def test_any_text_is_a_load_or_a_trace_error(text: str) -> None:
     with contextlib.suppress(TraceError):
         parse_trace(text.splitlines(keepends=True), name="t")
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.integers(1, 10**6), st.integers(1, 10**6)), min_size=1, max_size=20))
+@settings(deadline=None)
 def test_a_written_csv_reads_back(rows: list[tuple[float, int, int]]) -> None:
     rows.sort(key=lambda row: row[0])
     load = parse("arrival_s,prompt_tokens,output_tokens", *(f"{a!r},{p},{o}" for a, p, o in rows))
@@ -214,6 +216,7 @@ def test_grown_resampled_and_faster() -> None:
 
 
 @given(st.integers(1, 10**6))
+@settings(deadline=None)
 def test_the_likely_limit_leaves_room(output: int) -> None:
     limit = likely_max_tokens(output)
     assert limit >= 1.5 * output

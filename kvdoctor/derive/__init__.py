@@ -35,6 +35,7 @@ def derive(intake: Intake) -> Derived:
         spread.add(view)
         shape.add(view)
         load.pressure(view)
+    memory.peers_starting(views, intake.host)
     group: FactSet | None = None
     if len(views) > 1 or intake.bench:
         group = FactSet()

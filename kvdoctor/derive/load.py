@@ -8,6 +8,7 @@ from collections.abc import Callable
 from kvdoctor.derive.view import ONE_SCRAPE, TAKE_TWO, Delta, Sampled, View, last_run, slope
 from kvdoctor.facts import FACTS as TABLE
 from kvdoctor.facts import Fact, Known, Unknown, bound, combine, estimated, measured
+from kvdoctor.readings import Scrape
 
 FULL = 0.95
 
@@ -23,6 +24,7 @@ def add(view: View) -> None:
     for name in _RANK_FACTS:
         _combine(view, name)
     _finished(view)
+    _refused(view)
     _whole_queue(view)
     _throughput(view)
     _prefix(view)
@@ -151,7 +153,12 @@ def _queue(view: View, rank: str) -> None:
         samples = _queue_samples(view, rank, role, field)
         if samples:
             facts.set(name, _last(samples))
-            facts.set(name + "_max", _largest(samples))
+            logged = [
+                Sampled(i, s.time, v, s.source)
+                for i, s in enumerate(view.stats)
+                if s.rank == rank and (v := s.event.number(field)) is not None
+            ]
+            facts.set(name + "_max", _largest([*samples, *logged]))
         else:
             facts.set(name, view.unknown(name, f"no metric or log line tells it ({role})", TAKE_TWO))
     capacity = view.samples("req.waiting_reason", rank, "capacity")
@@ -531,6 +538,16 @@ def _tokens(view: View, rank: str) -> None:
                 )
         if name not in facts and isinstance(counted, Unknown):
             facts.set(name, counted)
+    quiet = 0
+    seen = False
+    for a, b in zip(view.target.scrapes, view.target.scrapes[1:], strict=False):
+        made, before = _of(b, "tok.generated", rank), _of(a, "tok.generated", rank)
+        running = _of(a, "req.running", rank), _of(b, "req.running", rank)
+        if made is not None and before is not None and running[0] is not None and running[1] is not None:
+            seen = True
+            quiet += made == before and min(v for v in running if v is not None) > 0
+    if seen:
+        facts.set("tok.gen_zero_samples", measured(float(quiet), "w", "scrapes without a new token while requests ran"))
     zero = [s for s in view.stats if s.rank == rank and s.batch != "prefill"
             and (s.event.number("running") or 0) > 0 and s.event.number("gen_rate") is not None]  # fmt: skip
     if zero:
@@ -538,6 +555,11 @@ def _tokens(view: View, rank: str) -> None:
             "tok.gen_zero_samples",
             measured(float(sum(s.event.number("gen_rate") == 0 for s in zero)), "w", zero[-1].source),
         )
+
+
+def _of(scrape: Scrape, role: str, rank: str) -> float | None:
+    found = [r.value for (rk, _), r in scrape.values.get(role, {}).items() if rk == rank]
+    return math.fsum(found) if found else None
 
 
 def _integrate(points: list[tuple[float | None, float | None]]) -> float | None:
@@ -614,6 +636,59 @@ def _finished(view: View) -> None:
         default = _number(view.target.default("max_running"))
         if default:
             facts.set("req.limit_running", Known(default, default, "assumed", "c", "the version's default"))
+
+
+_WHOLE_POOL = ("pool", "capacity of block", "kv cache", "cache out of memory", "does not fit")
+
+
+def _refused(view: View) -> None:
+    """Requests refused because the whole pool, or their context, cannot hold them."""
+    facts = view.facts
+    seen = view.target.events(
+        "request_in", "request_out", "stats", "context_limit", "request_failed", "request_rejected"
+    )
+    if not seen:
+        return
+    pool = [
+        (r, e) for r, e in view.target.events("request_failed", "request_rejected", "context_limit")
+        if any(w in (e.text("why") or "").lower() for w in _WHOLE_POOL) or "pool" in e.template
+    ]  # fmt: skip
+    if view.target.events("pool_full"):
+        pool = []  # an overflow of a shared pool ends active requests; it refuses nobody for its own size
+    source = pool[0][0].source(pool[0][1]) if pool else seen[0][0].source(seen[0][1])
+    facts.set("req.oversize_refused", measured(float(sum(e.repeat for _, e in pool)), "w", source))
+    chosen = {id(e) for _, e in pool}
+    names: set[object] = set()
+    lengths: dict[str, float] = {}
+    needed: list[float] = []
+    first = ""
+    limit = max((v for _, e in view.target.events("pool") if (v := e.number("slot_tokens")) is not None), default=None)
+    shared = bool(view.target.events("pool_full"))
+    for run, event in view.target.events("request_in", "context_limit", "context_shift", "request_out"):
+        name = event.text("id")
+        if event.event == "request_in":
+            length = (
+                event.number("prompt_tokens") if event.number("prompt_tokens") is not None else event.number("n_tokens")
+            )
+            if name and length is not None:
+                lengths[name] = length
+            continue
+        hit = event.event in ("context_limit", "context_shift") and id(event) not in chosen
+        if event.event == "request_out":
+            held = event.number("n_tokens")
+            full = limit is not None and held is not None and held + 1 >= limit and not shared
+            hit = bool(event.fields.get("truncated")) or full
+        if hit:
+            names.add(name if name else (run.origin, event.line))
+            first = first or run.source(event)
+            length = event.number("n_tokens")
+            if length is None and name is not None:
+                length = lengths.get(name)
+            if length is not None and event.event != "request_out":
+                needed.append(length)
+    facts.set("req.context_limited", measured(float(len(names)), "w", first or seen[0][0].source(seen[0][1])))
+    if needed:
+        facts.set("req.context_needed", measured(max(needed), "w", first))
 
 
 def _limit_from_samples(view: View) -> Known | None:
@@ -764,6 +839,10 @@ def _prefix(view: View) -> None:
     enabled = view.target.setting("prefix")
     if enabled is not None:
         facts.set("prefix.enabled", measured(enabled.lower() in ("true", "1", "yes", "on"), "c", "arguments"))
+    if enabled is not None and isinstance(facts["prefix.enabled"], Known) and facts["prefix.enabled"].hi is False:
+        facts.set("prefix.hit_share", Unknown("prefix reuse is off"))
+        facts.set("prefix.lookup_tokens", Unknown("prefix reuse is off"))
+        return
     looked, hits = view.delta("prefix.queries"), view.delta("prefix.hits")
     if isinstance(looked, Delta):
         span = "L" if looked.span == "L" else "w"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvdoctor.derive.view import View
@@ -17,6 +17,8 @@ from kvdoctor.parse.serverlog import LogEvent
 from kvdoctor.readings import HostReadings, LogRun
 
 FRAGMENT_SHARE = 0.03
+FOREIGN_ROUNDING = 0.01
+"""Sums of printed numbers differ by the driver's own share and by rounding: less than this of the device is nobody's."""
 CROWDED = 256 << 20
 """Bytes of another process below which it is a context, not a tenant."""
 
@@ -27,6 +29,8 @@ def add(view: View, host: HostReadings) -> None:
     _ooms(view)
     _starts(view)
     _devices(view, host)
+    _pages(view)
+    _hybrid(view)
     _fragments(view, host)
     _compose(view)
 
@@ -191,6 +195,10 @@ def _ooms(view: View) -> None:
         facts.set("oom.fragmented", Unknown("the message does not give what is reserved and unallocated"))
     if stuck is not None:
         facts.set("mem.allocator_gap", measured(stuck, "e", source))
+    if event.text("wording") == "torch-fraction":
+        facts.set("oom.cap_refused", measured(True, "e", source))
+    elif (free_bytes := event.number("free")) is not None and event.number("cap") is not None and asked is not None:
+        facts.set("oom.cap_refused", measured(free_bytes > asked, "e", source))
     _other_use(view, event, total, source)
     work = [
         e
@@ -215,7 +223,9 @@ def _ooms(view: View) -> None:
         and e.line <= event.line
     ]
     later = [e for e in run.events if e.event in ("stats", "request_out") and e.line > event.line]
-    if work:
+    if not work and event.text("site") in ("prefill", "decode") and _serving_error(run, event):
+        facts.set("oom.before_serving", measured(False, "e", source))
+    elif work:
         facts.set("oom.before_serving", measured(False, "e", run.source(work[-1])))
     elif started:
         facts.set("oom.before_serving", measured(True, "e", source))
@@ -234,7 +244,7 @@ def _ooms(view: View) -> None:
             facts.set("oom.in_graph_phase", measured(True, "e", run.source(begun[-1])))
         elif done:
             facts.set("oom.in_graph_phase", measured(False, "e", run.source(done[-1])))
-        elif pool:
+        elif pool and _captures_graphs(view):
             facts.set("oom.in_graph_phase", measured(True, "e", run.source(pool[-1])))
     else:
         facts.set("oom.in_graph_phase", measured(False, "e", run.source(work[-1])))
@@ -242,6 +252,21 @@ def _ooms(view: View) -> None:
     spread = _fullest(view, events)
     if spread is not None:
         facts.set("oom.on_fullest_rank", spread)
+
+
+def _serving_error(run: LogRun, event: LogEvent) -> bool:
+    """The failure is reported by a step of serving (a batch's prefill or decode), not by a warm-up."""
+    near = [e for e in run.events if abs(e.line - event.line) <= 5 and e.event in ("error", "request_failed")]
+    return any(e.text("site") in ("prefill", "decode") or e.event == "request_failed" for e in near)
+
+
+def _captures_graphs(view: View) -> bool:
+    """This engine captures graphs after the pool is laid out, and nothing says that it was told not to."""
+    engine = view.target.engine
+    if engine is None or not any(t.event == "graphs_begin" for t in engine.templates):
+        return False
+    eager = view.target.setting("eager")
+    return eager is None or eager.lower() in ("false", "0", "no")
 
 
 def _words(event: LogEvent) -> str:
@@ -260,21 +285,31 @@ def _total(view: View, event: LogEvent) -> float | None:
     return view.facts.number("mem.total")
 
 
+_PHASE_SITES = {
+    "weights": "weights_load",
+    "prefill": "prefill",
+    "decode": "decode",
+    "compute buffers refused": "prefill",
+}
+
+
 def _site(view: View, run: LogRun, event: LogEvent) -> str:
-    """The site of the allocation: the frames', else the step of work that was begun and not ended before."""
+    """The site of the allocation: the frames', else the step of work that was begun and not ended before it."""
     named = event.text("site") or "other"
+    before = [e for e in run.events if e.line <= event.line]
+    started = any(e.event in ("stats", "ready", "request_out", "pool") for e in before)
+    if named in ("other", "prefill", "decode") and not started and any(e.event == "multimodal_profile" for e in before):
+        # the profile run's frame is a plain forward; the warning before it names what the forward was given
+        return "multimodal"
     if named != "other":
         return named
-    for earlier in reversed([e for e in run.events if e.line <= event.line]):
+    for earlier in reversed(before):
         if earlier.event == "warmup" and earlier.fields.get("sampler"):
             return "sampler"
-        if earlier.event == "multimodal_profile":
-            return "multimodal"
-        if earlier.event == "phase":
-            what = earlier.text("what")
-            if earlier.fields.get("begin") and what:
-                return what
-            break
+        if earlier.event == "phase" and (what := _PHASE_SITES.get(earlier.text("what") or "")) is not None:
+            return what if earlier.fields.get("begin", True) else "other"
+        if earlier.event == "error" and (site := earlier.text("site")) is not None and event.line - earlier.line <= 40:
+            return site
         if earlier.event in ("stats", "ready"):
             break
     return "other"
@@ -287,7 +322,7 @@ def _other_use(view: View, event: LogEvent, total: float | None, source: str) ->
         return
     if mine is not None:
         foreign = total - free - mine
-        if foreign > 0:
+        if foreign > FOREIGN_ROUNDING * total:
             view.facts.set("oom.foreign", estimated(foreign, "e", source, note="total - free - this process"))
         else:
             view.facts.set("oom.foreign", measured(0.0, "e", source))
@@ -401,11 +436,43 @@ def _starts(view: View) -> None:
     if available and available[-1][2] < 0:
         facts.set("start.negative_kv", measured(True, "s", available[-1][0].source(available[-1][1])))
         facts.set("start.have_bytes", measured(available[-1][2], "s", available[-1][0].source(available[-1][1])))
-    elif available:
-        facts.set("start.negative_kv", measured(False, "s", available[-1][0].source(available[-1][1])))
+    elif available or merged.get("have", 0.0) > 0 or merged.get("tokens_have", 0.0) > 0:
+        facts.set(
+            "start.negative_kv",
+            measured(False, "s", available[-1][0].source(available[-1][1]) if available else source),
+        )
 
 
 # -------------------------------------------------------------------- devices
+
+
+def peers_starting(views: Sequence[View], host: HostReadings) -> None:
+    """A negative pool while another engine starts on the device: its loading was charged to this one."""
+    for view in views:
+        if not _is_true(view.facts["start.negative_kv"]):
+            continue
+        mine = _start_span(view)
+        others = [o for o in views if o is not view and _start_overlaps(mine, _start_span(o))]
+        if others:
+            view.facts.values["start.free_grew"] = measured(
+                True, "s", f"{others[0].target.name} starts at the same time"
+            )
+
+
+def _is_true(fact: Fact) -> bool:
+    return isinstance(fact, Known) and fact.hi is True
+
+
+def _start_span(view: View) -> tuple[float, float] | None:
+    times = [
+        e.time for run in view.target.logs for e in run.events
+        if e.time is not None and e.event in ("banner", "args", "memory", "pool", "start_error", "graphs_begin")
+    ]  # fmt: skip
+    return (min(times), max(times)) if times else None
+
+
+def _start_overlaps(a: tuple[float, float] | None, b: tuple[float, float] | None) -> bool:
+    return a is not None and b is not None and a[0] <= b[1] + 5 and b[0] <= a[1] + 5
 
 
 def _devices(view: View, host: HostReadings) -> None:
@@ -598,6 +665,40 @@ def _serves(command: str) -> bool:
 
 
 # -------------------------------------------------------------------- fragmentation
+
+
+def _pages(view: View) -> None:
+    """Free tokens that are not whole pages when a step failed for want of tokens."""
+    want = have = None
+    batch, source = "", ""
+    page = view.facts.number("kv.block_tokens")
+    for run, event in view.target.events("page_oom"):
+        source = source or run.source(event)
+        batch = event.text("batch") or batch
+        want = event.number("want_tokens") if event.number("want_tokens") is not None else want
+        free = event.number("free") if event.number("free") is not None else event.number("available")
+        have = free if free is not None else have
+        page = event.number("page") if event.number("page") is not None else page
+    if want is None or have is None or page is None:
+        return
+    if have < want:
+        view.facts.set(
+            "kv.page_shortfall",
+            measured(0.0, "e", source, note="fewer tokens than wanted: the pool is full, pages do not matter"),
+        )
+        return
+    pages = want if batch != "prefill" else math.ceil(want / page)
+    view.facts.set(
+        "kv.page_shortfall",
+        measured(max(pages * page - have, 0.0), "e", source, note="a page for each sequence of the step - free tokens"),
+    )
+
+
+def _hybrid(view: View) -> None:
+    found = view.target.events("hybrid_disabled")
+    if found:
+        run, event = found[0]
+        view.facts.set("kv.hybrid_full", measured(True, "c", run.source(event)))
 
 
 def _fragments(view: View, host: HostReadings) -> None:

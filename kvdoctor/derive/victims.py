@@ -96,7 +96,7 @@ def _counts(view: View) -> None:
             ),
         )
     count = view.facts["preempt.count"]
-    seconds = view.window.seconds
+    seconds = view.window.seconds or _busy_seconds(view)
     if isinstance(count, Known) and count.span == "w" and seconds:
         view.facts.set(
             "preempt.rate",
@@ -165,6 +165,14 @@ def _quiet_v0(view: View) -> Known | None:
     if usage and max(usage) < 0.9:
         return Known(0.0, 0.0, "estimated", "w", source, "no warning, and the pool is never near full", 0.0)
     return Known(0.0, 49.0, "bound", "w", source, "the warning is printed every 50th time only", 0.0)
+
+
+def _busy_seconds(view: View) -> float | None:
+    """TensorRT-LLM: the summed latency of the iterations stands for the clock they do not carry."""
+    total = math.fsum(
+        row.latency_s for timed in view.target.iterations for row in timed.value if row.latency_s is not None
+    )
+    return total or None
 
 
 def _with_events(known: Known) -> Known:
@@ -629,6 +637,8 @@ def _recompute(view: View) -> None:
             ),
         )
     useful = _useful(view, prompt, generated)
+    if useful is None:
+        useful = _useful_from_rows(view, hi)
     if isinstance(useful, Known) and useful.span == tokens.span:
         base = float(useful.hi)
         if base + hi > 0:
@@ -681,6 +691,34 @@ def _useful(view: View, prompt: Fact, generated: Fact) -> Known | None:
     return None
 
 
+def _useful_from_rows(view: View, again: float) -> Known | None:
+    """Useful tokens from TensorRT-LLM iterations, or from SGLang prefill lines plus one token per running request and line."""
+    context = generated = 0.0
+    rows = 0
+    for timed in view.target.iterations:
+        for row in timed.value:
+            made = row.generation_tokens if row.generation_tokens is not None else row.generation_requests
+            if row.context_tokens is not None and made is not None:
+                rows += 1
+                context += row.context_tokens
+                generated += made
+    if rows:
+        return Known(
+            max(context - again, 0.0) + generated,
+            max(context - again, 0.0) + generated,
+            "estimated",
+            "w",
+            "iteration stats",
+        )
+    new = [v for s in view.stats if s.batch == "prefill" and (v := s.event.number("new_tokens")) is not None]
+    decoded = view.facts.known("tok.generated")
+    if new and again > 0:
+        made_total = float(decoded.hi) if decoded is not None and decoded.span == "w" else 0.0
+        total = max(math.fsum(new) - again, 0.0) + made_total
+        return Known(total, total, "estimated", "w", "prefill batch lines")
+    return None
+
+
 def _recomputed_tokens(view: View) -> Fact:
     count = view.facts["preempt.count"]
     events = count.events if isinstance(count, Known) else None
@@ -714,6 +752,9 @@ def _recomputed_tokens(view: View) -> Fact:
     again_logged = _from_iterations(view, events)
     if again_logged is not None:
         return again_logged
+    for guess in (_from_prefill_lines(view, events), _from_iteration_rows(view, events)):
+        if guess is not None:
+            return guess
     kind = view.facts.text("preempt.kind")
     if kind is None and view.target.engine is not None:
         kind = view.target.engine.preempt_kind(view.target.version, view.target.args)
@@ -765,6 +806,54 @@ def _from_iterations(view: View, events: float | None) -> Known | None:
         )
     return Known(
         again, again, "measured", "w", source, "iteration details: generation tokens - generation requests", events
+    )
+
+
+def _from_prefill_lines(view: View, events: float | None) -> Known | None:
+    """SGLang: what is still to be prefilled right after a retraction, although nobody new arrived."""
+    notices = retractions(view)
+    if not notices or not view.stats or view.target.scrapes:
+        return None
+    total, source = 0.0, ""
+    for notice in notices:
+        after = [s for s in view.stats if s.event.line > notice.line]
+        if not after or after[0].batch != "prefill":
+            continue
+        first = after[0]
+        pending, new = first.event.number("pending_tokens"), first.event.number("new_tokens")
+        if pending is not None and new is not None and not first.event.number("cached_tokens"):
+            total += pending + new
+            source = source or first.source
+    if not source:
+        return None
+    return Known(
+        total, total, "estimated", "w", source, "tokens to prefill right after a retraction, nothing cached", events
+    )
+
+
+def _from_iteration_rows(view: View, events: float | None) -> Known | None:
+    """TensorRT-LLM: context tokens of iterations in which requests are paused and nobody new is queued."""
+    total, source, seen = 0.0, "", False
+    for timed in view.target.iterations:
+        before: float | None = None
+        for row in timed.value:
+            if row.context_tokens is not None and row.paused is not None:
+                seen = True
+                rising = before is not None and row.active is not None and row.active > before
+                if row.paused > 0 and not row.queued and not rising:
+                    total += row.context_tokens
+                    source = source or f"{timed.origin}:{row.line}"
+            before = row.active if row.active is not None else before
+    if not seen:
+        return None
+    return Known(
+        total,
+        total,
+        "estimated",
+        "w",
+        source or "iteration stats",
+        "context tokens while requests are paused and none is queued",
+        events,
     )
 
 

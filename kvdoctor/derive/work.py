@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from kvdoctor.derive.view import View
-from kvdoctor.facts import Known, Span, Unknown, bound, estimated, measured
+from kvdoctor.facts import Known, Span, Unknown, estimated, measured
 from kvdoctor.readings import Histogram
 
 

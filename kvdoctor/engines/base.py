@@ -269,6 +269,34 @@ class Command:
     until: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Promql:
+    """A fact of the window as one PromQL expression over this engine's own series: one value per server.
+
+    Written in these placeholders, which :mod:`kvdoctor.export.promql` fills in:
+
+    - ``<role>`` the wire name of a role in the version asked for, with its selector; ``<role:bucket>`` one part of a
+      histogram (``bucket``, ``sum``, ``count``), ``<role#key>`` one of several series of a role, ``<role,le="1.0">``
+      with further matchers; ``{scale:role}`` the factor to the canonical unit
+    - ``${fact}`` another fact of this table
+    - ``{win}`` the window, ``{seconds}`` its length in seconds, ``{by}`` the labels of a server, ``{ranks}`` the labels
+      that tell its engines apart
+
+    An entry whose roles have no name in that version is not used; several entries of one fact are tried in order.
+    ``end`` says that the expression is only the lower (``lo``) or upper (``hi``) end of the fact. ``choice``: the fact is an
+    enum and the expression has a value exactly while it is this choice. ``exact`` is False where Prometheus looks at other
+    instants than the fact does (subqueries), so that the two agree in meaning and not to the decimal.
+    """
+
+    fact: str
+    expr: str
+    since: str | None = None
+    until: str | None = None
+    end: Literal["", "lo", "hi"] = ""
+    choice: str = ""
+    exact: bool = True
+
+
 COMMON_COMMANDS: tuple[Command, ...] = (
     Command("gpu.processes", "nvidia-smi --query-compute-apps=gpu_uuid,pid,process_name,used_gpu_memory --format=csv"),
     Command(
@@ -305,7 +333,7 @@ class Engine:
     ``usage_counts_reusable``: kv.usage counts reusable prefixes as used. ``preempt_kind`` and ``never_preempts`` answer for a
     version and its arguments (None: not known). ``canonical_args`` maps a canonical setting to the names it has in the
     arguments; ``defaults`` gives the version's defaults of canonical settings. ``side``: not a server but something that
-    stands beside one (a cache tier, a GPU exporter).
+    stands beside one (a cache tier, a GPU exporter). ``promql``: its facts as PromQL, for exported alerts and dashboards.
     """
 
     name: str
@@ -329,6 +357,7 @@ class Engine:
     defaults: Callable[[str | None], Mapping[str, str]] = lambda version: {}
     forks: tuple[str, ...] = ()
     side: bool = False
+    promql: tuple[Promql, ...] = ()
 
 
 _PAIR = re.compile(r"""(?<![\w.])['"]?([A-Za-z_][\w.]*+)['"]?\s*[=:]\s*('[^']*'|"[^"]*"|\[[^\]]*\]|\{[^}]*\}|[^,\s)}]+)""")

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from kvdoctor.engines import _argtext
 from kvdoctor.engines._host_levers import HOST_LEVERS
+from kvdoctor.engines._promql import COMMON_PROMQL
 from kvdoctor.engines.base import (
     COMMON_SERIES,
     Args,
@@ -516,4 +517,5 @@ ENGINE = Engine(
     canonical_args=CANONICAL,
     defaults=_defaults,
     forks=("ik_llama.cpp", "ramalama", "llamafile", "koboldcpp"),
+    promql=COMMON_PROMQL,
 )

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from kvdoctor.engines import _argtext
 from kvdoctor.engines._host_levers import HOST_LEVERS
+from kvdoctor.engines._promql_lmdeploy import PROMQL
 from kvdoctor.engines.base import Args, Command, Endpoint, Engine, Gap, Kind, Lever, Series, SeriesName
 from kvdoctor.parse.serverlog import LogTemplate
 
@@ -552,4 +553,5 @@ ENGINE = Engine(
         "offload": ("num_cpu_blocks",),
     },
     defaults=_defaults,
+    promql=PROMQL,
 )

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from kvdoctor.engines import _argtext
 from kvdoctor.engines._host_levers import HOST_LEVERS
+from kvdoctor.engines._promql_sglang import PROMQL
 from kvdoctor.engines.base import (
     COMMON_SERIES,
     Args,
@@ -940,4 +941,5 @@ ENGINE = Engine(
     canonical_args=CANONICAL,
     defaults=_defaults,
     forks=("sglang-omni", "sgl-jax", "sglang-jax"),
+    promql=PROMQL,
 )

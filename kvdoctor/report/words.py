@@ -39,6 +39,10 @@ LABELS: Mapping[str, str] = {
     "req.length_share": "requests ended by their length limit",
     "req.error_share": "requests failed or aborted",
     "req.rejected": "requests refused",
+    "req.oversize_refused": "requests too large for the whole pool",
+    "req.context_limited": "requests ended by a full context",
+    "req.context_needed": "context the longest of them needed",
+    "admission.reserves": "output is reserved at admission",
     "req.limit_running": "limit on running requests",
     "kv.pool_tokens": "KV pool size",
     "kv.pool_bytes": "KV pool size in bytes",
@@ -49,6 +53,7 @@ LABELS: Mapping[str, str] = {
     "kv.full_share": "share of samples with a full pool",
     "kv.pressure": "KV pressure (pool full or somebody preempted)",
     "kv.evictable_share": "reusable share of the pool",
+    "kv.hybrid_full": "hybrid layers booked as full attention",
     "kv.secondary_usage_max": "secondary pool in use, largest",
     "kv.max_concurrency": "longest requests the pool holds",
     "kv.headroom_requests": "average requests that still fit",
@@ -142,6 +147,7 @@ LABELS: Mapping[str, str] = {
     "oom.free": "memory free when it failed",
     "oom.unallocated": "reserved but unallocated when it failed",
     "oom.cap": "memory the process was allowed",
+    "oom.cap_refused": "refused by the process's own limit",
     "oom.fragmented": "more reserved and unused than was asked for",
     "oom.site": "where it ran out",
     "oom.before_serving": "failed before it served",
@@ -241,7 +247,12 @@ def sentence(text: str) -> str:
     text = flow(text)
     if not text:
         return text
-    return text[0].upper() + text[1:] + ("" if text[-1] in ".:;!?" else ".")
+    return text[0].upper() + ended(text[1:])
+
+
+def ended(text: str) -> str:
+    """``text`` with a full stop, unless it has an end of its own."""
+    return text if text.endswith((".", ":", ";", "!", "?")) else f"{text}."
 
 
 def label(fact: str) -> str:
@@ -294,7 +305,12 @@ def interval(lo: Value | None, hi: Value | None, unit: str, digits: int = 3) -> 
     if lo == hi or lo is None or hi is None:
         return value(hi, unit, digits)
     low, high = value(lo, unit, digits), value(hi, unit, digits)
-    return low if low == high else f"between {low} and {high}"
+    if low == high:
+        return low
+    tail = high[high.rfind(" ") :] if " " in high else ""
+    # one unit for both, and none behind a zero
+    low = low.removesuffix(tail) if tail and (low.endswith(tail) or lo == 0) else low
+    return f"between {low if lo != 0 else '0'} and {high}"
 
 
 def of_fact(fact: Fact, unit: str) -> str:
@@ -361,7 +377,22 @@ def duration(seconds: float, digits: int = 3) -> str:
 
 def how_word(how: How | None) -> str:
     """The provenance in one word; a bound says ``bounds``."""
-    return "" if how is None else {"bound": "bounds only"}.get(how, how)
+    return "" if how is None else {"bound": "bounds"}.get(how, how)
+
+
+def short_source(source: str) -> str:
+    """A source in little room: the series or ``file:line`` of the first one, the others counted."""
+    first, *others = source.split(", ")
+    series = first.rsplit(" ", 1)[-1]
+    return clean(series) + (f" +{len(others)}" if others else "")
+
+
+def setting(start: str) -> str:
+    """A setting as it is now, without brackets inside brackets."""
+    for tail, words in (("(default)", "the default"), ("(default, version not known)", "the default; version not known")):
+        if start.endswith(f" {tail}"):
+            return f"{flow(start.removesuffix(tail))}, {words}"
+    return flow(start)
 
 
 # ---------------------------------------------------------------------------------------------- times

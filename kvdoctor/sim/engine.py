@@ -257,6 +257,11 @@ class Engine:
                 return
         decoding = self._decoding if limits.mixed_prefill or not self._prefilling else 0
         evicted = self._secure(chunks, decoding)
+        if evicted and not chunks and not decoding:
+            # A prefill that evicted itself gives its step to the decodes; otherwise it would be let in again at once
+            # and nobody would ever get a token.
+            decoding = self._decoding
+            self._secure(chunks, decoding)
         if evicted:
             decoding = self._decoding if decoding else 0
         need = self._phases[self._steps % self._block] if decoding else 0

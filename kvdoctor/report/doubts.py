@@ -1,0 +1,117 @@
+"""Why a verdict is not certain, what could not be decided, and what would decide it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kvdoctor.facts import Known
+from kvdoctor.findings import SEVERITIES, Evidence, TargetReport, Verdict
+from kvdoctor.report.words import flow, label
+
+FEW_EVENTS = 10
+FEW_REQUESTS = 30
+
+
+def listed(items: Iterable[str], most: int = 4) -> str:
+    """``a, b and c``; beyond ``most`` the rest is counted."""
+    names = list(dict.fromkeys(items))
+    if len(names) > most:
+        return f"{', '.join(names[:most])} and {len(names) - most} more"
+    if len(names) < 2:
+        return "".join(names)
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def held(verdict: Verdict) -> list[Evidence]:
+    """The comparisons that hold: of several with one fact and one direction the strictest, gates (yes or no) at the end."""
+    kept: dict[tuple[str, str], Evidence] = {}
+    for item in verdict.evidence:
+        if not item.outcome:
+            continue
+        side = {">": "above", ">=": "above", "<": "below", "<=": "below"}.get(item.op, item.op)
+        old = kept.get((item.fact, side))
+        if old is None or _stricter(item, old, side):
+            kept[item.fact, side] = item
+    return sorted(kept.values(), key=lambda item: item.unit == "bool")
+
+
+def _stricter(new: Evidence, old: Evidence, side: str) -> bool:
+    if not isinstance(new.threshold, (int, float)) or not isinstance(old.threshold, (int, float)):
+        return False
+    return new.threshold > old.threshold if side == "above" else side == "below" and new.threshold < old.threshold
+
+
+def blind_spots(target: TargetReport) -> list[str]:
+    """Sentences that say what keeps the verdict of ``target`` from being certain; empty for high confidence."""
+    verdict = target.verdict
+    if verdict.rule == "undetermined" or verdict.confidence == "high":
+        return []
+    if verdict.rule == "healthy":
+        unseen = [v.name for v in target.vitals if not isinstance(v.value, Known)]
+        return [f"Not seen: {listed(unseen)}."] if unseen else []
+    out: list[str] = []
+    seen = held(verdict)
+    by_how: dict[str, list[str]] = {}
+    for item in seen:
+        if item.how not in (None, "measured"):
+            by_how.setdefault(str(item.how), []).append(label(item.fact))
+    words = {"estimated": "Estimated, not measured", "bound": "Known as bounds only", "assumed": "Assumed, not seen"}
+    out.extend(f"{words[how]}: {listed(names)}." for how, names in sorted(by_how.items()))
+    raw = [label(item.fact) for item in seen if not item.calibrated]
+    if raw:
+        out.append(f"Limit not calibrated for {listed(raw, 3)}.")
+    few = [_few(item) for item in seen]
+    if any(few):
+        out.append(f"Few cases: {listed(text for text in few if text)}.")
+    gaps = [item for item in verdict.evidence if item.outcome is None]
+    if gaps:
+        out.append(f"Not known: {listed((f'{label(g.fact)} ({flow(g.reason)})' for g in gaps), 2)}.")
+    if not out:
+        out.append("The counts are too small to tell the value from its limit with 95 % certainty.")
+    return out
+
+
+def _few(item: Evidence) -> str:
+    much = item.op in (">", ">=", "==") and item.value != 0
+    if item.requests is not None and item.requests < FEW_REQUESTS:
+        return f"{item.requests:g} requests behind {label(item.fact)}"
+    if much and item.events is not None and item.events < FEW_EVENTS:
+        return f"{item.events:g} events behind {label(item.fact)}"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """One thing to supply: how, which facts it gives, how many rules wait for it."""
+
+    hint: str
+    facts: tuple[str, ...]
+    rules: int
+
+
+def needs(verdicts: Sequence[Verdict]) -> list[Need]:
+    """What would decide ``verdicts``, the one most rules wait for first; gaps without a hint name no way and are left out."""
+    facts: dict[str, dict[str, None]] = {}
+    rules: dict[str, set[str]] = {}
+    for verdict in verdicts:
+        for gap in verdict.missing:
+            hint = flow(gap.hint)
+            if hint:
+                facts.setdefault(hint, {})[gap.fact] = None
+                rules.setdefault(hint, set()).add(verdict.rule)
+    found = [Need(hint, tuple(names), len(rules[hint])) for hint, names in facts.items()]
+    return sorted(found, key=lambda need: -need.rules)
+
+
+def undecided(target: TargetReport) -> tuple[list[Verdict], list[Verdict], Mapping[str, list[Verdict]]]:
+    """Suspected (gravest first), blind, and suspected ones set aside by the finding that explains them."""
+    suspected = [v for v in target.undecided if v.state == "suspected" and v.muted_by is None]
+    blind = [v for v in target.undecided if v.state == "blind"]
+    aside: dict[str, list[Verdict]] = {}
+    for verdict in target.undecided:
+        if verdict.state == "suspected" and verdict.muted_by is not None:
+            aside.setdefault(verdict.muted_by, []).append(verdict)
+    suspected.sort(key=lambda v: (SEVERITIES.index(v.severity), v.stage, v.id))
+    blind.sort(key=lambda v: (SEVERITIES.index(v.severity), v.stage, v.id))
+    return suspected, blind, aside
