@@ -402,6 +402,14 @@ _ROWS = (
         combine="max",
     ),
     _f(
+        "kv.overbooked_tokens",
+        "tok",
+        "r",
+        "w",
+        "tokens in use beyond (running + waiting) x longest request, in two samples in a row; idle: all in use",
+        combine="max",
+    ),
+    _f(
         "kv.frozen_samples",
         "count",
         "r",

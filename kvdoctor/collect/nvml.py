@@ -78,10 +78,6 @@ class _Device:
 class _Refused(Exception):
     """An NVML call that gave nothing; the text is NVML's reason."""
 
-    def __init__(self, reason: str, code: int | None) -> None:
-        super().__init__(reason)
-        self.code = code
-
     @property
     def cell(self) -> str:
         reason = str(self)
@@ -140,13 +136,13 @@ class Nvml:
         """``pynvml.<call>(...)``; raises :class:`_Refused` with NVML's own reason, whatever goes wrong."""
         function = getattr(self._module, call, None)
         if function is None:
-            raise _Refused("Function Not Found", None)
+            raise _Refused("Function Not Found")
         try:
             return function(*arguments, **named)
         except self._module.NVMLError as error:
-            raise _Refused(str(error), getattr(error, "value", None)) from error
+            raise _Refused(str(error)) from error
         except (OSError, ValueError, AttributeError, TypeError) as error:
-            raise _Refused(f"{call}: {error}", None) from error
+            raise _Refused(f"{call}: {error}") from error
 
     def _cell(self, call: str, *arguments: Any, show: Callable[[Any], str] = str) -> str:
         try:

@@ -59,6 +59,25 @@ def matchers(text: str) -> tuple[str, ...]:
     return tuple(out)
 
 
+_CALL = re.compile(r"[a-z_]+ ?(?:by \([^()]*\) ?)?\(")
+
+
+def enclosed(text: str) -> str:
+    """The expression in parentheses, unless it is one call already."""
+    match = _CALL.match(text)
+    if match is None:
+        return f"({text})"
+    depth = 1
+    quote = False
+    for at in range(match.end(), len(text)):
+        char = text[at]
+        quote ^= char == '"'
+        depth += 0 if quote else (char == "(") - (char == ")")
+        if depth == 0:
+            return text if at == len(text) - 1 else f"({text})"
+    return f"({text})"
+
+
 def quoted(value: str) -> str:
     """A PromQL string literal."""
     escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
@@ -164,7 +183,7 @@ class Templates:
         text = self.fact(match[1])
         if text is None:
             raise LookupError(match[1])
-        return f"({text})"
+        return enclosed(text)
 
     # ---------------------------------------------------------------- facts
 
@@ -199,7 +218,7 @@ class Templates:
             self._stack.pop()
         if not parts:
             return None
-        return parts[0] if len(parts) == 1 else " or ".join(f"({part})" for part in dict.fromkeys(parts))
+        return parts[0] if len(parts) == 1 else " or ".join(enclosed(part) for part in dict.fromkeys(parts))
 
     def bounded(self, name: str, end: End) -> bool:
         """Is there an entry that gives only this end of the fact?"""

@@ -10,7 +10,13 @@ from kvdoctor.report.words import clean, flow
 def first_line(report: Report) -> str:
     """The verdict and its target on one line, without control characters and without a line end."""
     verdict = report.main.verdict
-    words = ", ".join(part for part in (verdict.rule, verdict.id, certainty(verdict)) if part)
-    line = f"{rank_word(verdict)} {flow(verdict.title)} [{clean(words)}] on {clean(report.main.name)}"
-    others = len(report.targets) - 1
-    return f"{line} (1 of {others + 1} targets)" if others > 0 else line
+    words = (
+        ""
+        if verdict.rule == "undetermined"
+        else ", ".join(filter(None, (verdict.rule, verdict.id, certainty(verdict))))
+    )
+    runs = sum(target.name != "group" for target in report.targets)
+    where = f"the group of {runs} targets" if report.main.name == "group" else clean(report.main.name)
+    if runs > 1 and report.main.name != "group":
+        where += f" (of {runs} targets)"
+    return f"{rank_word(verdict)} {flow(verdict.title)}" + (f" [{clean(words)}]" if words else "") + f" on {where}"

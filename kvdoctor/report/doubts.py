@@ -24,10 +24,10 @@ def listed(items: Iterable[str], most: int = 4) -> str:
 
 
 def held(verdict: Verdict) -> list[Evidence]:
-    """The comparisons that hold: of several with one fact and one direction the strictest, gates (yes or no) at the end."""
+    """The comparisons that hold: of several with one fact and one direction the strictest, gates (yes or no) at the end. That a fact is known is no evidence."""
     kept: dict[tuple[str, str], Evidence] = {}
     for item in verdict.evidence:
-        if not item.outcome:
+        if not item.outcome or item.op in ("known", "unknown"):
             continue
         side = {">": "above", ">=": "above", "<": "below", "<=": "below"}.get(item.op, item.op)
         old = kept.get((item.fact, side))

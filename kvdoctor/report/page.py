@@ -88,8 +88,10 @@ class Page:
         if not rows:
             return
         fixed = max(len(row) for row in rows) - 1
-        longest = max((self.width - indent) // 2, 12)
-        widths = [min(max((cell_len(row[i][0]) for row in rows if len(row) > i), default=0), longest) for i in range(fixed)]
+        longest = max((self.width - indent) * 2 // 3, 12)
+        widths = [
+            min(max((cell_len(row[i][0]) for row in rows if len(row) > i), default=0), longest) for i in range(fixed)
+        ]
         for row in rows:
             cells: list[Cell] = []
             start = indent

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from kvdoctor.facts import Known
+from kvdoctor.facts import SPANS, Known
 from kvdoctor.findings import (
     CERTAINTY,
     Action,
     DeviceMemory,
     Evidence,
-    Plan,
     Report,
     SourceNote,
     TargetReport,
     Verdict,
+    WhatIf,
     Window,
 )
 from kvdoctor.report.doubts import blind_spots, held, listed, needs, undecided
@@ -33,6 +33,7 @@ from kvdoctor.report.words import (
     interval,
     label,
     of_fact,
+    place,
     sentence,
     setting,
     short_source,
@@ -53,12 +54,17 @@ _SEVERITY_STYLE = {
 }
 _STATUS_STYLE = {"ok": "green", "watch": "yellow", "bad": "bold red", "unknown": "yellow"}
 _FLOOR_OF_CONCERN = ("critical", "high", "medium", "low")
+_PRESSURE = (2, 3, 4)
+"""The misdiagnoses that watermarks are about."""
 MOST_EVIDENCE = 6
 MOST_EVENTS = 8
 MOST_SUSPECTED = 3
-MOST_NEEDS = 3
+MOST_NEEDS = 1
 MOST_DEVICES = 2
 MOST_TARGETS = 12
+MOST_REASONS = 3
+MOST_GAPS = 4
+MOST_NAMES = 8
 
 
 def render(report: Report, *, width: int = 100, color: bool = False, verbose: bool = False) -> str:
@@ -78,10 +84,9 @@ def render(report: Report, *, width: int = 100, color: bool = False, verbose: bo
     _actions(page, report, verbose)
     _confirm(page, target.verdict)
     _other_findings(page, target)
-    _boundaries(page, target)
     _memory(page, target.memory, verbose)
     _timeline(page, target, verbose)
-    _plan(page, report.plan, verbose)
+    _what_if(page, report.plan.what_if)
     _undecided(page, target, verbose)
     _sources(page, target.sources, verbose)
     if report.warnings:
@@ -109,6 +114,13 @@ def certainty(verdict: Verdict) -> str:
     return CERTAINTY[verdict.confidence] if verdict.state == "fires" else "suspected"
 
 
+def _rule_words(verdict: Verdict) -> str:
+    """Name, id and certainty; '' where the word in front says it all."""
+    if verdict.rule == "undetermined":
+        return ""
+    return ", ".join(clean(part) for part in (verdict.rule, verdict.id, certainty(verdict)) if part)
+
+
 def _rank_style(verdict: Verdict) -> str:
     key = verdict.rule if verdict.rule in ("healthy", "undetermined") else verdict.severity
     return _SEVERITY_STYLE[key]
@@ -121,14 +133,14 @@ def _verdict(page: Page, report: Report) -> None:
     word = rank_word(verdict)
     page.rule(style)
     page.flow([(f"{word}  ", style), (flow(verdict.title), "bold")], hang=len(word) + 2)
-    parts = [verdict.rule, verdict.id, certainty(verdict)]
-    line = ", ".join(clean(part) for part in parts if part)
-    if verdict.misdiagnosis in MISDIAGNOSES:
+    line = _rule_words(verdict)
+    if verdict.misdiagnosis is not None:
         line += f"; misdiagnosis {verdict.misdiagnosis}: {MISDIAGNOSES[verdict.misdiagnosis]}"
-    page.flow([(line, "dim")])
+    if line:
+        page.flow([(line, "dim")])
     page.rule(style)
     if verdict.rule == "undetermined":
-        _undetermined(page, target)
+        _undetermined(page, report)
         return
     if verdict.rule == "healthy":
         page.labelled("Why", "No rule fired, and none that matters is suspected, in these sources and this window.")
@@ -140,7 +152,9 @@ def _verdict(page: Page, report: Report) -> None:
     if verdict.rule == "healthy":
         return
     if verdict.advice_muted_by is not None:
-        page.labelled("Do", f"Nothing about its policy: {_name(target, verdict.advice_muted_by)} holds, so it would not pay.")
+        page.labelled(
+            "Do", f"Nothing about its policy: {_name(target, verdict.advice_muted_by)} holds, so it would not pay."
+        )
         return
     if verdict.cause and verdict.say:
         page.labelled("Do", flow(verdict.say))
@@ -149,21 +163,24 @@ def _verdict(page: Page, report: Report) -> None:
         page.labelled("First", _turn(first), "bold")
 
 
-def _undetermined(page: Page, target: TargetReport) -> None:
-    verdict = target.verdict
+def _undetermined(page: Page, report: Report) -> None:
+    target, verdict = report.main, report.main.verdict
+    if not report.usable:
+        page.labelled("Why", "None of the sources that were given could be used.")
+    why = "Why" if report.usable else ""
     if not verdict.missing:
-        page.labelled("Why", flow(verdict.say) or "Nothing that was read tells enough.")
+        page.labelled(why, flow(verdict.say) or "Nothing that was read tells enough.")
         return
     suspected = [clean(v.rule) for v in undecided(target)[0]]
     text = ""
     if suspected:
         text = f"Suspected, not decided: {listed(suspected, 3)}. "
     gaps = [f"{label(gap.fact)} ({flow(gap.reason)})" for gap in verdict.missing]
-    shown = "; ".join(gaps[:4]) + (f"; and {len(gaps) - 4} more" if len(gaps) > 4 else "")
-    page.labelled("Why", f"{text}Not known: {shown}.")
-    for number, need in enumerate(needs([verdict])[:MOST_NEEDS]):
+    shown = "; ".join(gaps[:MOST_GAPS]) + (f"; and {len(gaps) - MOST_GAPS} more" if len(gaps) > MOST_GAPS else "")
+    page.labelled(why, f"{text}Not known: {shown}.")
+    for number, need in enumerate(needs([verdict])[:MOST_GAPS]):
         gives = listed(map(label, need.facts), 3)
-        page.labelled("Give" if not number else "", f"{sentence(need.hint)} Tells: {gives}.")
+        page.labelled("" if number else "Need", f"{sentence(need.hint)[:-1]} (tells {gives}).")
 
 
 def _name(target: TargetReport, rule: str) -> str:
@@ -179,12 +196,12 @@ def _targets(page: Page, report: Report, verbose: bool) -> None:
     for target in shown:
         mark = "*" if target is report.main else " "
         verdict = target.verdict
-        words = ", ".join(p for p in (clean(verdict.rule), verdict.id, certainty(verdict)) if p)
+        words = _rule_words(verdict)
         rows.append(
             [
                 (f"{mark} {clean(target.name)}", ""),
                 (rank_word(verdict), _rank_style(verdict)),
-                (f"{flow(verdict.title)} ({words})", ""),
+                (flow(verdict.title) + (f" ({words})" if words else ""), ""),
             ]
         )
     page.columns(rows, indent=1)
@@ -195,22 +212,28 @@ def _target(page: Page, target: TargetReport) -> None:
     if target.name == "group":
         parts = ["the group of targets"]
     elif target.engine is None:
-        parts = [clean(target.name), "engine not known"]
+        parts = [clean(target.name)]
     else:
-        parts = [f"{target.engine} {clean(target.engine_version)}" if target.engine_version else f"{target.engine}, version not known"]
-    parts.append(f"model {clean(target.model)}" if target.model else "model not known")
+        parts = [
+            f"{target.engine} {clean(target.engine_version)}"
+            if target.engine_version
+            else f"{target.engine}, version not known"
+        ]
+    if target.model or target.engine is not None:
+        parts.append(f"model {clean(target.model)}" if target.model else "model not known")
     if target.gpus:
         parts.append(listed(map(clean, target.gpus), 3))
     page.blank()
-    page.labelled("Target", "; ".join(parts))
-    page.labelled("Window", _window(target.window))
+    page.labelled("Target", "; ".join([*parts, _window(target.window)]))
 
 
 def _window(window: Window) -> str:
     parts = []
     if window.seconds is not None:
         parts.append(value(window.seconds, "s"))
-    parts.append(f"{window.scrapes} scrape{'s' if window.scrapes != 1 else ''}" if window.scrapes else "no scrape of metrics")
+    parts.append(
+        f"{window.scrapes} scrape{'s' if window.scrapes != 1 else ''}" if window.scrapes else "no scrape of metrics"
+    )
     if window.start is None or window.end is None:
         parts.append("no clock: nothing per second can be told")
     else:
@@ -236,23 +259,29 @@ def _vitals(page: Page, target: TargetReport, verbose: bool) -> None:
         if not isinstance(fact, Known):
             unknown.setdefault((flow(fact.reason), flow(fact.hint) if verbose else ""), []).append(vital.name)
             continue
-        limit = f"limit {value(vital.threshold, vital.unit)}" if vital.threshold is not None else "no limit"
         # without a limit there is nothing to be ok against
         status = vital.status if vital.threshold is not None else "-"
-        since = "since the start" if fact.span == "L" else ""
+        notes = [f"limit {value(vital.threshold, vital.unit)}"] if vital.threshold is not None else []
+        if fact.how in ("estimated", "assumed"):
+            notes.append(fact.how)
+        if fact.span == "L":
+            notes.append(SPANS["L"])
         rows.append(
             [
+                (f"{status:<7}", _STATUS_STYLE.get(status, "dim")),
                 (vital.name, ""),
-                (of_fact(fact, vital.unit), ""),
-                (limit, "dim"),
-                (status, _STATUS_STYLE.get(status, "dim")),
-                (", ".join(p for p in (how_word(fact.how) if fact.how != "measured" else "", since) if p), "dim"),
+                (of_fact(fact, vital.unit), "bold"),
+                (", ".join(notes), "dim"),
             ]
         )
-    page.columns(rows, right=(1,))
-    for (reason, hint), names in unknown.items():
-        text = f"{', '.join(names)}: {reason}" + (f"; {hint}" if hint else "")
-        page.flow([("unknown  ", _STATUS_STYLE["unknown"]), (text, "")], 2, 11)
+    page.columns(rows, right=(2,))
+    lines = [
+        f"{'; '.join(names)}: {reason}" + (f"; {hint}" if hint else "") for (reason, hint), names in unknown.items()
+    ]
+    if len(lines) > MOST_REASONS and not verbose:
+        lines = ["; ".join(name for names in unknown.values() for name in names) + " (why: --verbose)"]
+    for line in lines:
+        page.flow([("unknown  ", _STATUS_STYLE["unknown"]), (line, "")], 2, 11)
 
 
 def _evidence(page: Page, verdict: Verdict, verbose: bool) -> None:
@@ -262,7 +291,7 @@ def _evidence(page: Page, verdict: Verdict, verbose: bool) -> None:
         seen = [item for item in seen if item.fact != "kv.pressure"]
     if not seen:
         return
-    page.heading("Evidence")
+    page.heading("Evidence", "measured where nothing else is said")
     shown = seen if verbose else seen[:MOST_EVIDENCE]
     page.columns(_evidence_rows(shown, verbose), right=(1,))
     _more(page, len(seen) - len(shown), "comparison that holds", "comparisons that hold")
@@ -279,14 +308,12 @@ def _evidence_rows(items: Iterable[Evidence], verbose: bool) -> list[list[Cell]]
     rows: list[list[Cell]] = []
     for item in items:
         left, right = comparison(item)
+        source = clean(item.source) if verbose else short_source(item.source)
+        if item.how not in (None, "measured"):
+            source = f"{how_word(item.how)} from {source}" if source else how_word(item.how)
+        # what equals its own wanted value need not be said twice
         rows.append(
-            [
-                (label(item.fact), ""),
-                (left, "bold"),
-                (right, ""),
-                (how_word(item.how), "" if item.how == "measured" else "yellow"),
-                (clean(item.source) if verbose else short_source(item.source), "dim"),
-            ]
+            [(label(item.fact), ""), (left, "bold"), ("" if right == f"== {left}" else right, ""), (source, "dim")]
         )
     return rows
 
@@ -309,13 +336,18 @@ def _turn(action: Action) -> str:
     if action.flag is None:
         return sentence(action.instead or action.effect)
     flag = clean(action.flag)
-    start = setting(action.start) if action.start is not None else ""
+    now = setting(action.start) if action.start is not None else ""
     if _already(action):
-        return f"{flag}: already {start}; make sure that nothing changes it"
-    now = f" (now {start})" if start else ""
+        return f"{flag}: {now}; as it should be, make sure that nothing changes it"
     if action.to is None:
-        return f"{flag}: {_VERBS.get(action.direction, action.direction)} it{now}"
-    return f"{flag}: from {start} to {flow(action.to)}" if start else f"{flag}: set to {flow(action.to)}"
+        step = f"{_VERBS.get(action.direction, action.direction)} it"
+    elif action.to in ("on", "off"):
+        step = f"switch {action.to}"
+    elif now.startswith("now ") and " " not in now[4:]:
+        return f"{flag}: from {now[4:]} to {flow(action.to)}"
+    else:
+        step = f"set to {flow(action.to)}"
+    return f"{flag}: {step}" + (f" ({now})" if now else "")
 
 
 def _actions(page: Page, report: Report, verbose: bool) -> None:
@@ -328,13 +360,16 @@ def _actions(page: Page, report: Report, verbose: bool) -> None:
     for number, action in enumerate(levers, start=1):
         head = f"{number}. "
         if action.flag is None:
-            what = sentence(action.effect)[:-1] if action.instead else ""
+            # an engine nobody recognised has no version to lack the flag
+            what = sentence(action.effect)[:-1] if action.instead and report.main.engine is not None else ""
             page.flow(
                 [(head, "bold"), (f"{what}: no flag for it in this version. Instead: " if what else "", ""), (_turn(action), "bold")],
                 2, 5,
             )  # fmt: skip
         else:
             page.flow([(head, "bold"), (_turn(action), "bold")], 2, 5)
+        if _already(action) and not verbose:
+            continue
         rest = [] if action.flag is None else [sentence(action.effect)]
         if action.cost:
             rest.append(f"Cost: {ended(flow(action.cost))}")
@@ -351,7 +386,8 @@ def _actions(page: Page, report: Report, verbose: bool) -> None:
             if check:
                 checks[spelled(check, owner)] = None
     for number, check in enumerate(checks):
-        page.flow([("Verify  " if not number else "        ", "bold"), (check, "")], 2, 10)
+        page.flow([("        " if number else "Verify  ", "bold"), (check, "")], 2, 10)
+    _watermarks(page, report, verbose)
 
 
 def _confirm(page: Page, verdict: Verdict) -> None:
@@ -368,9 +404,10 @@ def _other_findings(page: Page, target: TargetReport) -> None:
     free = [v for v in others if v.muted_by is None and v.severity in _FLOOR_OF_CONCERN]
     muted: dict[str, list[Verdict]] = {}
     for other in others:
-        if other.muted_by is not None:
+        if other.muted_by is not None and other.severity in _FLOOR_OF_CONCERN:
             muted.setdefault(other.muted_by, []).append(other)
-    if not free and not muted:
+    notes = [v for v in others if v.severity not in _FLOOR_OF_CONCERN]
+    if not (free or muted or notes):
         return
     page.heading("Also found")
     _muted(page, verdict, muted.pop(verdict.rule, []), 2)
@@ -383,6 +420,12 @@ def _other_findings(page: Page, target: TargetReport) -> None:
         for below in rest:
             _finding_line(page, below, 2)
             page.flow([(f"muted by {clean(muter)}: {flow(below.mute_reason)}", "dim")], 6)
+    for note in notes:
+        if note.muted_by is None:
+            page.flow([("good to know: ", "dim"), (f"{clean(note.rule)} ({note.id}) {flow(note.title)}", "")], 2, 4)
+    below_notes = [f"{clean(v.rule)} ({v.id})" for v in notes if v.muted_by is not None]
+    if below_notes:
+        page.flow([(f"holds as well: {listed(below_notes, 99)}", "dim")], 2, 4)
 
 
 def _muted(page: Page, cause: Verdict, effects: Sequence[Verdict], indent: int) -> None:
@@ -412,17 +455,6 @@ def _finding_line(page: Page, verdict: Verdict, indent: int) -> None:
         indent,
         indent + 2,
     )
-
-
-def _boundaries(page: Page, target: TargetReport) -> None:
-    found = [
-        v for v in target.findings if v.severity == "info" and v.muted_by is None and v.rule != target.verdict.rule
-    ]
-    if not found:
-        return
-    page.heading("Good to know")
-    for verdict in found:
-        page.flow([(f"{clean(verdict.rule)} ({verdict.id}): ", ""), (flow(verdict.title), "")], 2, 4)
 
 
 # ---------------------------------------------------------------------------------------------- memory, time, plan
@@ -462,18 +494,32 @@ def _bar(page: Page, device: DeviceMemory) -> None:
     whole = max(device.total, edges[-1])
     marks = [round(edge / whole * length) for edge in edges] if whole > 0 else [0] * len(edges)
     bar = "".join(letter * (end - start) for (letter, *_), (start, end) in zip(parts, pairwise(marks), strict=True))
-    page.flow([(f"{clean(device.device)}  ", "bold"), (f"[{bar:<{length}}]", "cyan"), (f"  {size(device.total)}", "bold")], 2)
+    page.flow(
+        [(f"{clean(device.device)}  ", "bold"), (f"[{bar:<{length}}]", "cyan"), (f"  {size(device.total)}", "bold")], 2
+    )
     rows: list[list[Cell]] = [
-        [(letter, "cyan"), (name, ""), (size(amount), ""), (_share(amount, device.total), ""), (how, "dim"), (source, "dim")]
+        [
+            (letter, "cyan"),
+            (name, ""),
+            (size(amount), ""),
+            (_share(amount, device.total), ""),
+            (how, "dim"),
+            (source, "dim"),
+        ]
         for letter, name, amount, how, source in parts
     ]
     page.columns(rows, indent=4, right=(2, 3))
     if gap < 0:
-        page.flow([(f"the parts add up to {size(-gap)} more than the device has: some bytes are counted twice", "yellow")], 4)
+        page.flow(
+            [(f"the parts add up to {size(-gap)} more than the device has: some bytes are counted twice", "yellow")], 4
+        )
 
 
 def _share(amount: float, total: float) -> str:
-    return f"{amount / total:.1%}".replace("%", " %") if total > 0 else ""
+    if total <= 0:
+        return ""
+    share = amount / total
+    return "< 0.1 %" if 0 < share < 0.0005 else f"{share * 100:.1f} %"
 
 
 def _timeline(page: Page, target: TargetReport, verbose: bool) -> None:
@@ -495,45 +541,57 @@ def _timeline(page: Page, target: TargetReport, verbose: bool) -> None:
             when = "no clock"
         else:
             when = clock(entry.t) if note and note != "UTC" else f"{day(entry.t)} {clock(entry.t)}"
-        place = clean(entry.source) if verbose else clean(entry.source).split(" ", 1)[0]
-        rows.append([(when, ""), (flow(entry.what), ""), (place, "dim")])
+        source = clean(entry.source) if verbose else place(entry.source)
+        rows.append([(when, ""), (flow(entry.what), ""), (source, "dim")])
     page.columns(rows)
     _more(page, len(entries) - len(shown), "later event")
 
 
-def _plan(page: Page, plan: Plan, verbose: bool) -> None:
-    if not (plan.levers or plan.admission_free or plan.what_if or verbose):
+def _watermarks(page: Page, report: Report, verbose: bool) -> None:
+    """The alert pair and the share to keep free, where the findings are about pressure on the pool."""
+    plan = report.plan
+    pressure = any(verdict.misdiagnosis in _PRESSURE for verdict in report.main.findings)
+    if not (pressure or plan.admission_free is not None or plan.what_if or verbose):
         return
-    page.heading("Watermarks")
+    parts = []
     if plan.alert_high is not None and plan.alert_low is not None:
-        page.flow([(f"Alert when KV pool usage passes {value(plan.alert_high.value, '1')}, clear below {value(plan.alert_low.value, '1')}.", "")], 2)  # fmt: skip
+        high, low = value(plan.alert_high.value, "1"), value(plan.alert_low.value, "1")
+        parts.append(f"when KV pool usage passes {high}, clear below {low}.")
     free = plan.admission_free
-    if free is not None:
-        span = f" ({interval(free.lo, free.hi, '1')})" if free.lo != free.hi else ""
-        page.flow([(f"Keep free at admission: {value(free.value, '1')}{span}, {how_word(plan.how)}.", "")], 2)
+    if free is None:
+        parts.append("How much to keep free at admission takes a replay of this load.")
     else:
-        page.flow([("How much to keep free at admission takes a replay of this load.", "")], 2)
+        span = f" ({interval(free.lo, free.hi, '1')})" if free.lo != free.hi else ""
+        how = f", {how_word(plan.how)}" if plan.how is not None else ""
+        parts.append(f"Keep {value(free.value, '1')}{span} free at admission{how}.")
     if plan.basis and verbose:
-        page.flow([(sentence(plan.basis), "dim")], 2)
-    if plan.policy:
+        parts.append(sentence(plan.basis))
+    page.flow([("Alert   ", "bold"), (" ".join(parts), "")], 2, 10)
+    if plan.policy and verbose:
         patch = ", ".join(f"{clean(key)} = {_literal(wanted)}" for key, wanted in plan.policy.items())
         page.flow([("Policy  ", "bold"), (patch, "")], 2, 10)
-    if plan.what_if:
-        page.heading("What if", "the same load, replayed")
-        head: list[Cell] = [("", ""), ("goodput", "dim"), ("TTFT P99", "dim"), ("stall P99", "dim"), ("recompute time", "dim")]
-        rows = [head]
-        for run in plan.what_if:
-            goodput = interval(run.lo, run.hi, "1")
-            rows.append(
-                [
-                    (clean(run.name), ""),
-                    (f"{value(run.goodput, '1')}" + (f", {goodput}" if run.lo != run.hi else ""), "bold"),
-                    (value(run.ttft_p99_s, "s"), ""),
-                    (value(run.stall_p99_s, "s"), ""),
-                    (value(run.recompute_time_share, "1"), ""),
-                ]
-            )
-        page.columns(rows)
+
+
+def _what_if(page: Page, runs: Sequence[WhatIf] | None) -> None:
+    if not runs:
+        return
+    page.heading("What if", "the same load, replayed")
+    rows: list[list[Cell]] = [
+        [("", ""), ("goodput", "dim"), ("", ""), ("TTFT P99", "dim"), ("stall P99", "dim"), ("time recomputing", "dim")]
+    ]
+    for run in runs:
+        spread = interval(run.lo, run.hi, "1") if run.lo != run.hi else ""
+        rows.append(
+            [
+                (clean(run.name), ""),
+                (value(run.goodput, "1"), "bold"),
+                (spread, "dim"),
+                (value(run.ttft_p99_s, "s"), ""),
+                (value(run.stall_p99_s, "s"), ""),
+                (value(run.recompute_time_share, "1"), ""),
+            ]
+        )
+    page.columns(rows, right=(1, 3, 4))
 
 
 def _literal(wanted: object) -> str:
@@ -571,20 +629,25 @@ def _undecided(page: Page, target: TargetReport, verbose: bool) -> None:
             page.flow([("fires if: ", "dim"), (flow(verdict.would_fire_if), "")], 4, 6)
     _more(page, len(suspected) - len(shown), "suspected rule")
     for muter, rest in aside.items():
-        page.flow([(f"set aside, {clean(muter)} explains it: {listed((clean(v.rule) for v in rest), 99)}", "dim")], 2, 4)
+        page.flow(
+            [(f"set aside, {clean(muter)} explains it: {listed((clean(v.rule) for v in rest), 99)}", "dim")], 2, 4
+        )
     if blind:
-        names = listed((clean(v.rule) for v in blind), 99 if verbose else 12)
+        names = listed((clean(v.rule) for v in blind), 99 if verbose else MOST_NAMES)
         page.flow([("too little seen for: ", "dim"), (names, "")], 2, 4)
         first = {need.hint for need in needs([target.verdict])} if target.verdict.rule == "undetermined" else set()
         first |= {need.hint for verdict in shown for need in needs([verdict])}
         useful = [need for need in needs(blind) if need.hint not in first]
         for need in useful if verbose else useful[:MOST_NEEDS]:
-            rules = f"{need.rules} rule{'s' if need.rules != 1 else ''}"
-            page.flow([(f"for {rules}: ", "dim"), (sentence(need.hint), "")], 4, 6)
+            rules = f"{need.rules} of them" if need.rules > 1 else "one of them"
+            page.flow([(f"to decide {rules}: ", "dim"), (sentence(need.hint), "")], 4, 6)
 
 
 def _understood(source: SourceNote) -> bool:
-    return source.lines is not None and not source.bad_lines and "unknown engine" not in source.status
+    """Was all of it read?"""
+    if source.bad_lines or "unknown engine" in source.status:
+        return False
+    return source.lines is not None or source.status == "ok"
 
 
 def _sources(page: Page, sources: Sequence[SourceNote], verbose: bool) -> None:
@@ -597,18 +660,24 @@ def _sources(page: Page, sources: Sequence[SourceNote], verbose: bool) -> None:
             groups.setdefault((source.kind, source.status), []).append(source)
     for (kind, status), members in groups.items():
         names = [clean(member.origin) for member in members]
-        lines = sum(member.lines for member in members if member.lines is not None)
+        counted = [member.lines for member in members if member.lines is not None]
         if verbose or len(names) <= 2:
             which = ", ".join(names)
         else:
             which = f"{names[0]} to {names[-1]}"
         count = f"{len(members)} x " if len(members) > 1 else ""
-        said = "" if status == "ok" else f"; {flow(status)}"
-        page.flow([(f"{count}{clean(kind)}: {which} ({value(float(lines), 'count')} lines{said})", "")], 2, 4)
+        said = [] if status == "ok" else [flow(status)]
+        if counted:
+            said.insert(0, f"{value(float(sum(counted)), 'count')} line{'s' if sum(counted) != 1 else ''}")
+        page.flow([(f"{count}{clean(kind)}: {which}" + (f" ({'; '.join(said)})" if said else ""), "")], 2, 4)
     for source in sources:
         if not _understood(source):
             bad = f", {source.bad_lines} of {source.lines} lines not read" if source.bad_lines else ""
-            page.flow([("! ", "yellow"), (f"{clean(source.kind)}: {clean(source.origin)}: {flow(source.status)}{bad}", "")], 2, 4)
+            page.flow(
+                [("! ", "yellow"), (f"{clean(source.kind)}: {clean(source.origin)}: {flow(source.status)}{bad}", "")],
+                2,
+                4,
+            )
 
 
 def _silent(page: Page, target: TargetReport) -> None:

@@ -25,16 +25,16 @@ LABELS: Mapping[str, str] = {
     "target.restarts": "restarts seen",
     "target.samples": "usable samples",
     "req.running": "requests running",
-    "req.running_max": "requests running, largest",
+    "req.running_max": "most requests running",
     "req.running_drop": "fall of running requests while others wait",
     "req.running_growth": "growth of running requests",
     "req.waiting": "requests waiting",
-    "req.waiting_max": "requests waiting, largest",
+    "req.waiting_max": "most requests waiting",
     "req.waiting_capacity": "requests waiting for memory or a slot",
     "req.waiting_slope": "growth of the queue per second",
     "req.waiting_growth": "growth of the queue",
     "req.flips": "flips between running and waiting",
-    "req.swapped_max": "sequences swapped out, largest",
+    "req.swapped_max": "most sequences swapped out",
     "req.finished": "requests finished",
     "req.length_share": "requests ended by their length limit",
     "req.error_share": "requests failed or aborted",
@@ -47,14 +47,14 @@ LABELS: Mapping[str, str] = {
     "kv.pool_tokens": "KV pool size",
     "kv.pool_bytes": "KV pool size in bytes",
     "kv.block_tokens": "KV block size",
-    "kv.usage_last": "KV pool in use, last",
-    "kv.usage_max": "KV pool in use, largest",
-    "kv.usage_mean": "KV pool in use, mean",
+    "kv.usage_last": "KV pool usage at the end",
+    "kv.usage_max": "peak KV pool usage",
+    "kv.usage_mean": "mean KV pool usage",
     "kv.full_share": "share of samples with a full pool",
     "kv.pressure": "KV pressure (pool full or somebody preempted)",
     "kv.evictable_share": "reusable share of the pool",
     "kv.hybrid_full": "hybrid layers booked as full attention",
-    "kv.secondary_usage_max": "secondary pool in use, largest",
+    "kv.secondary_usage_max": "peak usage of a secondary pool",
     "kv.max_concurrency": "longest requests the pool holds",
     "kv.headroom_requests": "average requests that still fit",
     "kv.lost_tokens": "KV tokens nobody holds",
@@ -64,22 +64,22 @@ LABELS: Mapping[str, str] = {
     "kv.context_growth": "growth of the context per request",
     "kv.host_usage_swing": "swing of the swap space in use",
     "kv.page_shortfall": "free tokens that are not whole pages",
-    "kv.bytes_per_token": "KV bytes per token, as booked",
-    "kv.bytes_per_token_formula": "KV bytes per token, by the model",
-    "kv.block_idle_p50_s": "idle time of a block before eviction, median",
-    "kv.block_reuse_gap_p50_s": "time between two uses of a block, median",
+    "kv.bytes_per_token": "KV bytes per token as booked",
+    "kv.bytes_per_token_formula": "KV bytes per token by the model",
+    "kv.block_idle_p50_s": "median idle time of a block before eviction",
+    "kv.block_reuse_gap_p50_s": "median time between two uses of a block",
     "preempt.count": "preemptions",
     "preempt.rate": "preemptions per second",
     "preempt.per_finished": "preemptions per finished request",
-    "preempt.per_request_min": "preemptions per request, at least",
+    "preempt.per_request_min": "least preemptions per request",
     "preempt.hit_share": "requests hit once or more",
     "preempt.hit_twice_share": "requests hit twice or more",
     "preempt.hit_3plus_of_hit": "victims hit three times or more",
     "preempt.repeats_30s": "same request hit again within 30 s",
     "preempt.secondary": "hits while an earlier victim is still recomputed",
     "preempt.victims_near_done": "victims that were nearly done",
-    "preempt.victim_remaining_p50": "tokens a victim had left, median",
-    "preempt.victim_computed_mean": "tokens a victim had computed, mean",
+    "preempt.victim_remaining_p50": "median tokens a victim had left",
+    "preempt.victim_computed_mean": "mean tokens a victim had computed",
     "preempt.kind": "kind of preemption",
     "recompute.tokens": "tokens computed again",
     "recompute.rate": "tokens computed again per second",
@@ -93,31 +93,31 @@ LABELS: Mapping[str, str] = {
     "tok.gen_drop": "fall of the generation rate",
     "tok.gen_zero_samples": "samples with requests running and none generating",
     "tok.prefill_speed": "prefill speed",
-    "latency.ttft_p50": "time to first token, median",
-    "latency.ttft_p99": "time to first token, P99",
-    "latency.e2e_p99": "time of a whole request, P99",
-    "latency.itl_p50": "gap between tokens, median",
-    "latency.itl_p99": "gap between tokens, P99",
-    "latency.itl_p999": "gap between tokens, P99.9",
-    "latency.itl_tail_ratio": "gap between tokens, P99 over median",
+    "latency.ttft_p50": "median time to first token",
+    "latency.ttft_p99": "P99 time to first token",
+    "latency.e2e_p99": "P99 time of a whole request",
+    "latency.itl_p50": "median gap between tokens",
+    "latency.itl_p99": "P99 gap between tokens",
+    "latency.itl_p999": "P99.9 gap between tokens",
+    "latency.itl_tail_ratio": "P99 over median gap between tokens",
     "latency.itl_growth": "growth of the time per token",
     "latency.stalls": "gaps over 1 s between tokens",
     "latency.stalls_per_finished": "gaps over 1 s per finished request",
     "latency.stall_share": "requests with a gap over 1 s",
-    "latency.queue_p50": "time in the queue, median",
-    "latency.queue_p99": "time in the queue, P99",
+    "latency.queue_p50": "median time in the queue",
+    "latency.queue_p99": "P99 time in the queue",
     "latency.queue_share": "queue share of the time to first token",
-    "work.prompt_p50": "prompt length, median",
-    "work.prompt_p99": "prompt length, P99",
-    "work.prompt_mean": "prompt length, mean",
-    "work.output_p50": "output length, median",
-    "work.output_p99": "output length, P99",
-    "work.output_mean": "output length, mean",
-    "work.max_tokens_p50": "output limit asked for, median",
+    "work.prompt_p50": "median prompt length",
+    "work.prompt_p99": "P99 prompt length",
+    "work.prompt_mean": "mean prompt length",
+    "work.output_p50": "median output length",
+    "work.output_p99": "P99 output length",
+    "work.output_mean": "mean output length",
+    "work.max_tokens_p50": "median output limit asked for",
     "work.sequence_mean": "average sequence length",
     "work.length_cv": "spread of sequence lengths",
     "work.arrival_rate": "arrivals per second",
-    "work.concurrency_max": "requests at a time, largest",
+    "work.concurrency_max": "most requests at a time",
     "work.multi_turn_share": "requests that continue an earlier one",
     "prefix.enabled": "prefix reuse",
     "prefix.lookup_tokens": "tokens looked up in the prefix cache",
@@ -128,14 +128,14 @@ LABELS: Mapping[str, str] = {
     "mem.total": "device memory",
     "mem.used": "device memory in use",
     "mem.free": "device memory free",
-    "mem.used_share": "device memory in use, fullest device",
+    "mem.used_share": "memory usage of the fullest device",
     "mem.reserved": "device memory reserved by the driver",
     "mem.weights": "weights",
     "mem.activations": "activation peak",
     "mem.graphs": "CUDA graphs",
     "mem.non_torch": "memory outside PyTorch",
     "mem.kv_pool": "KV pool in memory",
-    "mem.allocator_gap": "reserved by PyTorch, not allocated",
+    "mem.allocator_gap": "memory PyTorch reserved and does not use",
     "mem.foreign": "memory of other processes",
     "mem.unexplained": "memory nobody explains",
     "mem.fraction": "share of the device the engine may take",
@@ -178,17 +178,17 @@ LABELS: Mapping[str, str] = {
     "host.rss_steps_up": "samples in which resident memory rose",
     "host.cgroup_usage": "container memory in use",
     "host.file_cache_share": "file cache in the container's memory",
-    "host.cpu_busy": "busiest engine process, cores",
+    "host.cpu_busy": "cores used by the busiest engine process",
     "host.stuck_in_driver": "process stuck in the GPU driver",
     "scaler.on_gpu_util": "autoscaler follows GPU utilisation",
     "spread.running_ratio": "busiest engine against the mean",
-    "spread.usage_gap": "KV usage, fullest minus emptiest engine",
+    "spread.usage_gap": "KV usage gap of fullest and emptiest engine",
     "spread.preempt_top": "preemptions on one engine",
-    "spread.mem_ratio": "memory, fullest against emptiest rank",
-    "spread.weights_ratio": "weights, largest against smallest rank",
-    "group.pool_ratio": "pool, largest against smallest replica",
-    "group.gpu_ratio": "GPUs, later against earlier run",
-    "group.throughput_ratio": "throughput, later against earlier run",
+    "spread.mem_ratio": "memory of fullest over emptiest rank",
+    "spread.weights_ratio": "weights of largest over smallest rank",
+    "group.pool_ratio": "pool of largest over smallest replica",
+    "group.gpu_ratio": "GPUs of the later over the earlier run",
+    "group.throughput_ratio": "throughput of the later over the earlier run",
     "group.recompute_change": "change of the recomputed share",
     "group.recompute_before": "recomputed share of the earlier run",
     "group.slope_break": "jump of the time per token in the sweep",
@@ -198,17 +198,17 @@ LABELS: Mapping[str, str] = {
     "group.policy_changed": "only a policy setting differs",
     "group.pressure_before": "pressure in the earlier run",
     "group.pressure_after": "pressure in the later run",
-    "group.fraction_bracket": "one fraction is too small, the next too large",
+    "group.fraction_bracket": "one fraction too small and the next too large",
     "offload.store_failures": "failed stores to the outer tier",
     "offload.usage": "outer tier in use",
-    "pd.prefill_queue": "waiting on the prefill side, largest",
-    "pd.decode_queue": "waiting on the decode side, largest",
+    "pd.prefill_queue": "most requests waiting on the prefill side",
+    "pd.decode_queue": "most requests waiting on the decode side",
     "pd.transfer_queue": "waiting for KV transfer",
     "pd.expired": "KV transfers that expired",
     "model.loads": "model loads",
     "model.loads_per_request": "model loads per request",
     "whatif.reproduces": "replay matches what was seen",
-    "whatif.asis": "goodput, replayed as it is",
+    "whatif.asis": "goodput replayed as it is",
     "whatif.policy": "goodput with another policy",
     "whatif.more_kv": "goodput with a larger pool",
     "whatif.more_gpu": "goodput with another GPU",
@@ -219,6 +219,7 @@ YEARLESS = 1972
 """Log lines without a year are read in this year; it is never shown."""
 
 _FACT = re.compile(r"\b[a-z]+\.[a-z][a-z0-9_]*\b")
+_SERIES = re.compile(r"(\S+:\d+) (\S+)")
 _THRESHOLD = re.compile(r"\bthresholds\.([a-z][a-z0-9_]*)")
 
 
@@ -302,20 +303,31 @@ def value(number: Value | None, unit: str, digits: int = 3) -> str:
 
 def interval(lo: Value | None, hi: Value | None, unit: str, digits: int = 3) -> str:
     """A value, or ``between a and b`` when only bounds are known."""
-    if lo == hi or lo is None or hi is None:
-        return value(hi, unit, digits)
-    low, high = value(lo, unit, digits), value(hi, unit, digits)
+    low, high = _ends(lo, hi, unit, digits)
+    return f"between {low} and {high}" if low else high
+
+
+def span(lo: Value | None, hi: Value | None, unit: str, digits: int = 3) -> str:
+    """The same in little room: ``a to b``."""
+    low, high = _ends(lo, hi, unit, digits)
+    return f"{low} to {high}" if low else high
+
+
+def _ends(lo: Value | None, hi: Value | None, unit: str, digits: int) -> tuple[str, str]:
+    """Both ends with the unit behind the second where it is the same; the first is '' where they read alike."""
+    high = value(hi, unit, digits)
+    low = value(lo, unit, digits) if lo is not None and hi is not None else high
     if low == high:
-        return low
+        return "", high
+    if lo == 0 and not isinstance(lo, bool):
+        return "0", high
     tail = high[high.rfind(" ") :] if " " in high else ""
-    # one unit for both, and none behind a zero
-    low = low.removesuffix(tail) if tail and (low.endswith(tail) or lo == 0) else low
-    return f"between {low if lo != 0 else '0'} and {high}"
+    return (low.removesuffix(tail) if tail else low), high
 
 
 def of_fact(fact: Fact, unit: str) -> str:
-    """The value of a fact; ``unknown`` when there is none."""
-    return interval(fact.lo, fact.hi, unit) if isinstance(fact, Known) else "unknown"
+    """The value of a fact, ``a to b`` for bounds; ``unknown`` when there is none."""
+    return span(fact.lo, fact.hi, unit) if isinstance(fact, Known) else "unknown"
 
 
 def comparison(seen: Evidence) -> tuple[str, str]:
@@ -357,7 +369,7 @@ def size(number: float, digits: int = 3) -> str:
     for power, name in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if abs(number) >= power * 0.9995:
             return f"{_digits(number / power, digits)} {name}"
-    return f"{number:.0f} bytes"
+    return f"{number:.0f} bytes" if number else "0"
 
 
 def duration(seconds: float, digits: int = 3) -> str:
@@ -381,18 +393,24 @@ def how_word(how: How | None) -> str:
 
 
 def short_source(source: str) -> str:
-    """A source in little room: the series or ``file:line`` of the first one, the others counted."""
+    """A source in little room: the series, or else ``file:line``, of the first one; the others counted."""
     first, *others = source.split(", ")
-    series = first.rsplit(" ", 1)[-1]
-    return clean(series) + (f" +{len(others)}" if others else "")
+    match = _SERIES.fullmatch(first)
+    return clean(match[2] if match else first) + (f" +{len(others)}" if others else "")
+
+
+def place(source: str) -> str:
+    """``file:line`` of a source that names a series behind it."""
+    match = _SERIES.fullmatch(source)
+    return clean(match[1] if match else source)
 
 
 def setting(start: str) -> str:
-    """A setting as it is now, without brackets inside brackets."""
-    for tail, words in (("(default)", "the default"), ("(default, version not known)", "the default; version not known")):
-        if start.endswith(f" {tail}"):
-            return f"{flow(start.removesuffix(tail))}, {words}"
-    return flow(start)
+    """A setting as it is now: ``now 32``, ``default 0.0``, ``default 0.0, version not known``."""
+    for tail, more in ((" (default)", ""), (" (default, version not known)", ", version not known")):
+        if start.endswith(tail):
+            return f"default {flow(start.removesuffix(tail))}{more}"
+    return f"now {flow(start)}"
 
 
 # ---------------------------------------------------------------------------------------------- times
