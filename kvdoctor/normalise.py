@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from kvdoctor.engines import recognise
 from kvdoctor.engines.base import COMMON_SERIES, Args, Engine, Series, SeriesName, engines
 from kvdoctor.findings import SourceNote
 from kvdoctor.parse import (
@@ -24,17 +25,17 @@ from kvdoctor.parse import (
     gpu,
     iterstats,
     kernel,
+    logevents,
     probe_result,
     sniff,
     torch_snapshot,
 )
-from kvdoctor.parse.serverlog import LogEvent, LogTemplate, ParsedLog, decode, detect_encoding, scan
+from kvdoctor.parse.serverlog import LogEvent, ParsedLog, scan
 from kvdoctor.readings import Histogram, HostReadings, Intake, Key, LogRun, Reading, Scrape, Target, Timed
 from kvdoctor.snapshot import Member, Snapshot
 
 T = TypeVar("T")
 
-EDGE = 4 << 20
 TEXT_LIMIT = 64 << 20
 SAME_START_S = 2.0
 
@@ -51,9 +52,6 @@ class _Reader:
     def __init__(self, snapshot: Snapshot, forced: str | None) -> None:
         self.snapshot = snapshot
         self.forced = engines().get(forced) if forced else None
-        self.servers = [e for e in engines().values() if not e.side]
-        self.side = [e for e in engines().values() if e.side]
-        self.markers = [m for e in engines().values() for m in e.log_markers]
         self.host = HostReadings()
         self.bench: list[Timed[tuple[benchcsv.BenchRow, ...]]] = []
         self.sources: list[SourceNote] = [
@@ -71,16 +69,14 @@ class _Reader:
         self.versions: list[Timed[str]] = []
         self.models: list[Timed[tuple[str, float | None]]] = []
         self.commands: list[Timed[tuple[str, str]]] = []
-        self.year = _year(snapshot)
+        self.year = recognise.year_of([m.time for m in snapshot.members], snapshot.taken)
         self.usable = False
 
     # ------------------------------------------------------------ members
 
     def read(self, member: Member) -> None:
         head = member.head(sniff.HEAD)
-        kind = member.kind if member.kind in _KNOWN_KINDS else sniff.sniff(head, self.markers)
-        if self.forced is not None and kind == "unknown":
-            kind = "log"
+        kind = recognise.kind_of(head, member.kind, forced=self.forced is not None)
         handler = getattr(self, "_" + kind.replace("-", "_"), None)
         if handler is None:
             self._note(member, kind, _NOT_UNDERSTOOD.get(kind, "not understood: no known server prints this"))
@@ -110,10 +106,10 @@ class _Reader:
         if page.duplicates:
             status += f", {len(page.duplicates)} series twice"
         note = self._note(member, "metrics", status, page.lines, page.bad_count)
-        primary = self.forced or _engine_of_page(page, self.servers)
-        side = [e for e in self.side if _count(page, e)]
+        primary = self.forced or recognise.of_page(page.by_name)
+        side = [e for e in recognise.side() if recognise.count(page.by_name, e)]
         scrape = read_scrape(
-            page, [e for e in (primary, *side) if e is not None], member.origin, _page_time(page, member)
+            page, [e for e in (primary, *side) if e is not None], member.origin, recognise.page_time(page, member.time)
         )
         if primary is None and any(e.name == "dcgm" for e in side):
             self.host.exporter.append(scrape)
@@ -130,38 +126,21 @@ class _Reader:
         self.scrapes.append((scrape, primary, self.sources[-1]))
 
     def _log(self, member: Member, head: bytes) -> None:
-        first = member.head(EDGE)
-        edges = [first] if member.size <= EDGE else [first, member.tail(EDGE)]
-        found = self.forced or _engine_of_log(edges, self.servers)
-        templates: list[LogTemplate] = list(found.templates) if found else []
-        for other in self.side:
-            if other.templates and any(m.encode() in e for m in other.log_markers for e in edges):
-                templates.extend(other.templates)
+        first = member.head(recognise.EDGE)
+        edges = [first] if member.size <= recognise.EDGE else [first, member.tail(recognise.EDGE)]
+        found = self.forced or recognise.of_log(edges)
+        templates = recognise.log_templates(found, edges)
         with member.open() as stream:
             parsed = scan(stream, templates, year=self.year)
         self._add_log(member, found, parsed)
 
     def _log_events(self, member: Member, text: str) -> None:
-        document = json.loads(text)
-        found = engines().get(str(document.get("engine")))
-        events = [
-            LogEvent(
-                str(e["t"]),
-                str(e["e"]),
-                dict(e["f"]),
-                int(e["n"]),
-                e.get("at"),
-                str(e.get("r", "")),
-                e.get("p"),
-                int(e.get("x", 1)),
-            )
-            for e in document["events"]
-        ]
-        parsed = ParsedLog(
-            events, int(document["lines"]), int(document["bad_lines"]), document["first_time"], document["last_time"],
-            str(document["clock"]), str(document["wrapping"]), str(document["encoding"]), dict(document["dropped"]),
-        )  # fmt: skip
-        self._add_log(member, found, parsed)
+        loaded = logevents.load(text)
+        if isinstance(loaded, Unread):
+            self._note(member, "log", f"could not be read: {loaded.reason}")
+            return
+        name, parsed = loaded
+        self._add_log(member, self.forced or engines().get(name or ""), parsed)
 
     def _add_log(self, member: Member, found: Engine | None, parsed: ParsedLog) -> None:
         engine_events = [e for e in parsed.events if e.event not in ("error", "exit")]
@@ -401,34 +380,6 @@ class _Reader:
                     targets[0].args.setdefault("max_model_len", f"{item.value[1]:.0f}")
 
 
-_KNOWN_KINDS = frozenset(
-    [
-        "exposition",
-        "log",
-        "log-events",
-        "smi-query",
-        "smi-apps",
-        "smi-table",
-        "smi-q",
-        "smi-xml",
-        "kernel",
-        "ps",
-        "kubectl",
-        "cgroup",
-        "meminfo",
-        "iterstats",
-        "slots",
-        "props",
-        "server-info",
-        "loads",
-        "torch-snapshot",
-        "probe",
-        "bench-csv",
-        "version",
-        "models",
-        "command",
-    ]
-)
 _NOT_UNDERSTOOD = {
     "empty": "empty",
     "binary": "not understood: binary data that is no torch memory snapshot",
@@ -437,67 +388,14 @@ _NOT_UNDERSTOOD = {
 
 
 def _text(member: Member) -> str:
-    raw = member.read(TEXT_LIMIT)
-    encoding = detect_encoding(raw[:4096])
-    text = decode(raw) if encoding == "utf-8" else raw.decode(encoding, "replace")
-    return text.removeprefix("\ufeff")
+    return recognise.text_of(member.read(TEXT_LIMIT))
 
 
 def _natural(text: str) -> list[tuple[int, int, str]]:
     return [(0, int(p), "") if p.isdigit() else (1, 0, p) for p in re.split(r"(\d+)", text) if p]
 
 
-def _year(snapshot: Snapshot) -> int | None:
-    """The year to date yearless stamps with: of a member's time, else of the capture."""
-    from datetime import UTC, datetime
-
-    times = [m.time for m in snapshot.members if m.time is not None] or ([snapshot.taken] if snapshot.taken else [])
-    return datetime.fromtimestamp(min(times), UTC).year if times else None
-
-
-# ---------------------------------------------------------------- engines
-
-
-def _count(page: exposition.Exposition, engine: Engine) -> int:
-    return sum(1 for name in page.by_name if name.startswith(engine.metric_prefixes)) if engine.metric_prefixes else 0
-
-
-def _engine_of_page(page: exposition.Exposition, servers: Sequence[Engine]) -> Engine | None:
-    scored = [(count, -i, e) for i, e in enumerate(servers) if (count := _count(page, e))]
-    return max(scored)[2] if scored else None
-
-
-def _engine_of_log(edges: Sequence[bytes], servers: Sequence[Engine]) -> Engine | None:
-    """The engine whose markers occur most; a tie goes to the one whose rarer markers are there."""
-    best: tuple[int, int, int] | None = None
-    found: Engine | None = None
-    for index, engine in enumerate(servers):
-        kinds = hits = 0
-        for marker in engine.log_markers:
-            count = sum(min(edge.count(_as_bytes(marker, edge)), 50) for edge in edges)
-            kinds += count > 0
-            hits += count
-        score = (kinds, hits, -index)
-        if hits and (best is None or score > best):
-            best, found = score, engine
-    return found
-
-
-def _as_bytes(marker: str, edge: bytes) -> bytes:
-    encoding = detect_encoding(edge[:4096])
-    return marker.encode(encoding)
-
-
 # ---------------------------------------------------------------- scrapes
-
-
-def _page_time(page: exposition.Exposition, member: Member) -> float | None:
-    for samples in page.by_name.values():
-        for sample in samples:
-            if sample.time is not None:
-                return sample.time
-        break
-    return member.time
 
 
 def read_scrape(page: exposition.Exposition, tables: Sequence[Engine], origin: str, time: float | None) -> Scrape:
@@ -655,7 +553,9 @@ def _servers(
         named = [i for i in servers if i[0] == identity[0] and i[1] and i[3] == identity[3]]
         if not identity[1] and len(named) == 1 and all(_process_start(p[0]) is None for p in group):
             for scrape, _, note in group:
-                warnings.append(f"{scrape.origin} is another page of the same server ({note.status}): its gauges were not used for the window")
+                warnings.append(
+                    f"{scrape.origin} is another page of the same server ({note.status}): its gauges were not used for the window"
+                )
             del servers[identity]
     out: list[tuple[list[Scrape], Engine | None, list[SourceNote], int]] = []
     for group in servers.values():
@@ -754,9 +654,11 @@ def split_runs(parsed: ParsedLog, engine: Engine | None, origin: str) -> list[Lo
                 version = event.text("version") or version
                 model = event.text("model") or model
             if event.event == "args" and engine is not None:
-                text = event.text("text")
-                if text:
-                    # the first mention wins: front ends print what the user gave, workers repeat it with defaults
+                text, settings = event.text("text"), event.fields.get("settings")
+                # the first mention wins: front ends print what the user gave, workers repeat it with defaults
+                if isinstance(settings, Mapping):
+                    args = {**settings, **args}
+                elif text:
                     args = {**engine.parse_args(text), **args}
         runs.append(
             LogRun(

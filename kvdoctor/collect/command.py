@@ -34,8 +34,10 @@ class Output:
     absent: bool = False
 
 
-def run(argv: Sequence[str], *, timeout_s: float, cap: int, keep: str = "head") -> Output:
+def run(argv: Sequence[str], *, timeout_s: float, cap: int, keep: str = "head", merge: bool = False) -> Output:
     """Run ``argv`` (no shell, no standard input). ``keep="head"`` ends the program once ``cap`` bytes have come.
+
+    ``merge`` puts standard error into the output, in the order written (docker writes a container's two streams to its own).
 
     The program runs in its own process group and the whole group is ended on a time-out, on enough output and when the
     caller is interrupted.
@@ -47,7 +49,7 @@ def run(argv: Sequence[str], *, timeout_s: float, cap: int, keep: str = "head") 
             list(argv),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=subprocess.STDOUT if merge else subprocess.PIPE,
             env=environment,
             start_new_session=True,
         )
@@ -56,7 +58,6 @@ def run(argv: Sequence[str], *, timeout_s: float, cap: int, keep: str = "head") 
     except OSError as error:
         return Output(b"", None, f"{tool} cannot be started: {error.strerror}")
     assert process.stdout is not None
-    assert process.stderr is not None
     kept: deque[bytes] = deque()
     size = 0
     errors = b""
@@ -65,7 +66,8 @@ def run(argv: Sequence[str], *, timeout_s: float, cap: int, keep: str = "head") 
     try:
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
-            selector.register(process.stderr, selectors.EVENT_READ)
+            if process.stderr is not None:
+                selector.register(process.stderr, selectors.EVENT_READ)
             while selector.get_map() and not enough:
                 left = deadline - time.monotonic()
                 if left <= 0:
@@ -94,7 +96,8 @@ def run(argv: Sequence[str], *, timeout_s: float, cap: int, keep: str = "head") 
     finally:
         _end(process)
         process.stdout.close()
-        process.stderr.close()
+        if process.stderr is not None:
+            process.stderr.close()
     data = b"".join(kept)
     if len(data) > cap:
         data, cut = (data[:cap] if keep == "head" else data[-cap:]), True
@@ -103,7 +106,7 @@ def run(argv: Sequence[str], *, timeout_s: float, cap: int, keep: str = "head") 
     if timed_out:
         problem = f"{tool} did not finish within {timeout_s:g} s"
     elif code:
-        said = mask_text(_first_line(errors))
+        said = mask_text(_first_line(data[-STDERR_KEPT:] if merge else errors))
         problem = f"{tool} failed with status {code}" + (f": {said}" if said else "")
     return Output(data, code, problem, cut, timed_out)
 

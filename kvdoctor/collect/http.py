@@ -154,7 +154,11 @@ class WebServer:
         for _ in range(MAX_REDIRECTS + 1):
             asked = time.monotonic()
             response = self._session.get(
-                url, headers={"Accept": f"{accept}, */*;q=0.1"}, timeout=self._timeout_s, stream=True, allow_redirects=False
+                url,
+                headers={"Accept": f"{accept}, */*;q=0.1"},
+                timeout=self._timeout_s,
+                stream=True,
+                allow_redirects=False,
             )
             answered = time.monotonic() - asked
             try:
@@ -418,10 +422,15 @@ def _transport_failure(error: BaseException, kind: str, origin: str, base: str, 
         )  # fmt: skip
     if has(ssl.SSLError, requests.exceptions.SSLError):
         return _failure(
-            kind, origin, f"TLS: {where} does not complete the handshake", "if the server speaks plain HTTP, use http:// in --url"
+            kind,
+            origin,
+            f"TLS: {where} does not complete the handshake",
+            "if the server speaks plain HTTP, use http:// in --url",
         )
     if has(socket.gaierror, urllib3.exceptions.NameResolutionError):
-        return _failure(kind, origin, f"the name {parts.hostname} cannot be resolved", "check the host name and DNS", again=True)
+        return _failure(
+            kind, origin, f"the name {parts.hostname} cannot be resolved", "check the host name and DNS", again=True
+        )
     if has(ConnectionRefusedError):
         return _failure(
             kind, origin, f"connection refused: nothing listens on {where}",
@@ -434,8 +443,15 @@ def _transport_failure(error: BaseException, kind: str, origin: str, base: str, 
             again=True,
         )  # fmt: skip
     if has(requests.exceptions.ContentDecodingError, urllib3.exceptions.DecodeError):
-        return _failure(kind, origin, "the compressed answer is damaged", "a proxy on the way may garble it", again=True)
-    if has(ConnectionResetError, BrokenPipeError, urllib3.exceptions.ProtocolError, requests.exceptions.ChunkedEncodingError):
+        return _failure(
+            kind, origin, "the compressed answer is damaged", "a proxy on the way may garble it", again=True
+        )
+    if has(
+        ConnectionResetError,
+        BrokenPipeError,
+        urllib3.exceptions.ProtocolError,
+        requests.exceptions.ChunkedEncodingError,
+    ):
         return _failure(
             kind, origin, "the connection broke off before the answer was complete",
             "the server may have stopped or restarted, or this port speaks TLS (https://)", again=True,
@@ -478,7 +494,9 @@ class KubePod:
         if output.absent:
             return _failure(kind, origin, output.problem, "install kubectl, or use --url http://HOST:PORT")
         if output.problem:
-            return _failure(kind, origin, output.problem, kube_hint(output.problem, "get pods/proxy"), again=output.timed_out)
+            return _failure(
+                kind, origin, output.problem, kube_hint(output.problem, "get pods/proxy"), again=output.timed_out
+            )
         if output.cut:
             return _failure(kind, origin, f"the page is larger than {MAX_BODY >> 20} MiB", "is this the metrics page?")
         return page_or_failure(output.data, "", kind, origin, time.monotonic() - asked)

@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import BinaryIO, Protocol
 
 from kvdoctor.collect import SpecError
@@ -74,7 +74,9 @@ def open_log(spec: str, *, tail: int = TAIL, stdin_fd: int = 0, timeout_s: float
     if colon and kind == "k8s":
         found = _KUBE_LOG.fullmatch(name)
         if found is None:
-            raise SpecError(f"{mask_text(spec)}: a pod's log is written k8s:NAMESPACE/POD or k8s:NAMESPACE/POD/CONTAINER")
+            raise SpecError(
+                f"{mask_text(spec)}: a pod's log is written k8s:NAMESPACE/POD or k8s:NAMESPACE/POD/CONTAINER"
+            )
         return CommandLog(spec, Pod(*found.groups()), tail=tail, timeout_s=timeout_s)
     return FileLog(spec, tail=tail)
 
@@ -293,7 +295,9 @@ class StreamLog:
             reason = self._problem or "nothing came in on standard input"
             return LogTake(missing=(Missing("log", "-", reason, "pipe a log in: COMMAND | kvdoctor diagnose --log -"),))
         data = _joined(head, tail, left_out) if left_out else head + tail
-        member = memory_member("logs/stdin.log", data, kind="log", time=time.time(), origin="standard input", truncated=left_out > 0)
+        member = memory_member(
+            "logs/stdin.log", data, kind="log", time=time.time(), origin="standard input", truncated=left_out > 0
+        )
         return LogTake((member,), warnings=warnings + ((self._problem,) if self._problem else ()))
 
 
@@ -301,10 +305,16 @@ class StreamLog:
 
 
 class Teller(Protocol):
-    """How one program tells a log. ``head`` is None where it cannot tell the lines of the present run."""
+    """How one program tells a log. ``head`` is None where it cannot tell the lines of the present run.
 
-    tool: str
-    name: str
+    ``merged``: the log stands in both output streams of the program (and so do the program's own errors).
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def merged(self) -> bool: ...
 
     def tail(self, lines: int) -> Sequence[str]: ...
 
@@ -327,7 +337,7 @@ class CommandLog:
 
     def first(self) -> LogTake:
         """The newest lines, for a first word; a source that fails here is not asked again."""
-        output = run(self._teller.tail(2000), timeout_s=min(self._timeout_s, 5.0), cap=FIRST_LOOK, keep="tail")
+        output = self._run(self._teller.tail(2000), min(self._timeout_s, 5.0), FIRST_LOOK)
         self._first = self._take(output, None)
         return self._first
 
@@ -335,15 +345,23 @@ class CommandLog:
         """The last lines, the first lines of the run, and what the program knows beside."""
         if self._first is not None and (hurry or not self._first.members):
             return self._first
-        output = run(self._teller.tail(COMMAND_LINES), timeout_s=self._timeout_s, cap=self._tail_size, keep="tail")
+        output = self._run(self._teller.tail(COMMAND_LINES), self._timeout_s, self._tail_size)
         head: bytes | None = None
         if output.data and (output.cut or output.data.count(b"\n") >= COMMAND_LINES - 1):
             command = self._teller.head(self._timeout_s)
             if command is not None:
-                head = run(command, timeout_s=self._timeout_s, cap=HEAD).data
+                head = self._run(command, self._timeout_s, HEAD, keep="head").data
         take = self._take(output, head)
+        if output.absent:
+            return take
         beside = self._teller.beside(self._timeout_s)
         return LogTake(take.members + beside.members, take.missing + beside.missing, take.warnings + beside.warnings)
+
+    def _run(self, argv: Sequence[str], timeout_s: float, cap: int, keep: str = "tail") -> Output:
+        output = run(argv, timeout_s=timeout_s, cap=cap, keep=keep, merge=self._teller.merged)
+        if self._teller.merged and output.code and output.data.count(b"\n") <= 3:
+            return replace(output, data=b"")  # nothing but the program's own complaint
+        return output
 
     def _take(self, output: Output, head: bytes | None) -> LogTake:
         warnings: list[str] = []
@@ -356,7 +374,9 @@ class CommandLog:
         if head and not head.startswith(data[:4096]):
             data, cut = _joined(head, data, None), True
         elif cut:
-            warnings.append(f"{self.spec}: only its last {len(data) >> 20} MiB were read; the start-up lines are not among them")
+            warnings.append(
+                f"{self.spec}: only its last {len(data) >> 20} MiB were read; the start-up lines are not among them"
+            )
         name = f"logs/{re.sub(r'[^A-Za-z0-9._-]+', '_', self._teller.name)}.log"
         member = memory_member(name, data, kind="log", time=time.time(), origin=self.spec, truncated=cut)
         return LogTake((member,), warnings=tuple(warnings))
@@ -367,7 +387,7 @@ class Journal:
     """journald, as JSON lines with nothing but time and message."""
 
     name: str
-    tool: str = "journalctl"
+    merged: bool = False
 
     def _base(self) -> list[str]:
         return ["journalctl", "--no-pager", "--quiet", "-o", "json", "--output-fields=MESSAGE"]
@@ -398,17 +418,17 @@ class Docker:
     """docker, both streams in the order they were written, with its time stamps."""
 
     name: str
-    tool: str = "docker"
+    merged: bool = True
 
     def tail(self, lines: int) -> Sequence[str]:
-        return _both("docker", "logs", "--timestamps", "--tail", str(lines), self.name)
+        return ["docker", "logs", "--timestamps", "--tail", str(lines), self.name]
 
     def head(self, timeout_s: float) -> Sequence[str] | None:
         asked = run(["docker", "inspect", "-f", "{{.State.StartedAt}}", self.name], timeout_s=timeout_s, cap=4096)
         started = asked.data.decode("ascii", "replace").strip()
         if asked.problem or not re.fullmatch(r"[0-9TZ:.+-]{10,40}", started):
             return None
-        return _both("docker", "logs", "--timestamps", "--since", started, self.name)
+        return ["docker", "logs", "--timestamps", "--since", started, self.name]
 
     def beside(self, timeout_s: float) -> LogTake:
         return LogTake()
@@ -428,11 +448,6 @@ class Docker:
         return f"try the same by hand: docker logs --tail 10 {self.name}"
 
 
-def _both(*argv: str) -> Sequence[str]:
-    """Run with standard error in standard output: docker writes the container's own two streams to its two."""
-    return ["sh", "-c", 'command -v "$1" >/dev/null || exit 127; exec "$@" 2>&1', "sh", *argv]
-
-
 @dataclass(frozen=True, slots=True)
 class Pod:
     """A container of a pod; when it was restarted, also the log of its previous run, and the pod's description."""
@@ -440,7 +455,7 @@ class Pod:
     namespace: str
     pod: str
     container: str | None = None
-    tool: str = "kubectl"
+    merged: bool = False
     name: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
@@ -461,16 +476,29 @@ class Pod:
         origin = f"k8s:{self.namespace}/{self.pod}"
         members: list[Member] = []
         missing: list[Missing] = []
-        described = run(["kubectl", "describe", "pod", self.pod, "-n", self.namespace], timeout_s=timeout_s, cap=1 << 20)
+        described = run(
+            ["kubectl", "describe", "pod", self.pod, "-n", self.namespace], timeout_s=timeout_s, cap=1 << 20
+        )
         if described.problem:
             missing.append(Missing("kubectl", f"{origin} (describe)", described.problem, self.hint(described.problem)))
         else:
             text = mask_describe(described.data.decode("utf-8", "replace"))
             members.append(
-                memory_member(f"kubectl/{self.name}.txt", text.encode(), kind="kubectl", time=time.time(), origin=f"{origin} (describe)")
+                memory_member(
+                    f"kubectl/{self.name}.txt",
+                    text.encode(),
+                    kind="kubectl",
+                    time=time.time(),
+                    origin=f"{origin} (describe)",
+                )
             )
-        if any(int(n) for n in re.findall(r"^\s+Restart Count:\s+([0-9]{1,9})$", described.data.decode("utf-8", "replace"), re.M)):
-            earlier = run(self._logs("--previous", f"--tail={COMMAND_LINES}"), timeout_s=timeout_s, cap=TAIL, keep="tail")
+        if any(
+            int(n)
+            for n in re.findall(r"^\s+Restart Count:\s+([0-9]{1,9})$", described.data.decode("utf-8", "replace"), re.M)
+        ):
+            earlier = run(
+                self._logs("--previous", f"--tail={COMMAND_LINES}"), timeout_s=timeout_s, cap=TAIL, keep="tail"
+            )
             where = f"{origin}{'/' + self.container if self.container else ''} (previous run)"
             if earlier.data:
                 members.append(

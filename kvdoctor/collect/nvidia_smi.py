@@ -33,9 +33,13 @@ def read(now: float, label: str, *, timeout_s: float = 10.0) -> GpuTake:
         fields[at : at + 1] = [_OLD_NAMES[fields[at]]] if fields[at] in _OLD_NAMES else []
     if output.problem:
         first = said.strip().splitlines()[0][:200] if output.data.strip() else output.problem
-        return GpuTake((), (Missing("gpu", "nvidia-smi", output.problem if output.timed_out else first, _hint(said)),), works=False)
+        return GpuTake(
+            (), (Missing("gpu", "nvidia-smi", output.problem if output.timed_out else first, _hint(said)),), works=False
+        )
     members: list[Member] = [
-        memory_member(f"gpu/nvidia-smi-{label}.csv", output.data, kind="smi-query", time=now, origin=f"nvidia-smi ({label})")
+        memory_member(
+            f"gpu/nvidia-smi-{label}.csv", output.data, kind="smi-query", time=now, origin=f"nvidia-smi ({label})"
+        )
     ]
     missing: list[Missing] = []
     if re.search(r",\s*Enabled\s*$", said, re.M):
@@ -59,7 +63,9 @@ def read(now: float, label: str, *, timeout_s: float = 10.0) -> GpuTake:
             memory_member(f"gpu/nvidia-smi-processes-{label}.csv", apps.data, kind="smi-apps", time=now,
                           origin=f"nvidia-smi processes ({label})")
         )  # fmt: skip
-        for found in re.finditer(r"^[^,\n]{1,80}, ([0-9]{1,10}), ([^\n]{0,300}), [^,\n]{1,40}$", apps.data.decode("utf-8", "replace"), re.M):
+        for found in re.finditer(
+            r"^[^,\n]{1,80}, ([0-9]{1,10}), ([^\n]{0,300}), [^,\n]{1,40}$", apps.data.decode("utf-8", "replace"), re.M
+        ):
             pids[int(found.group(1))] = found.group(2)
     return GpuTake(tuple(members), tuple(missing), pids)
 

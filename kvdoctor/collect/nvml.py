@@ -157,7 +157,9 @@ class Nvml:
             try:
                 self._module = importlib.import_module("pynvml")
             except ImportError:
-                return Missing("gpu", "NVML", "the Python package nvidia-ml-py is not installed", "pip install nvidia-ml-py")
+                return Missing(
+                    "gpu", "NVML", "the Python package nvidia-ml-py is not installed", "pip install nvidia-ml-py"
+                )
         if self._open:
             return None
         try:
@@ -175,7 +177,9 @@ class Nvml:
         try:
             count = int(self._ask("nvmlDeviceGetCount"))
         except _Refused as refused:
-            return GpuTake((), (Missing("gpu", "NVML", f"GPUs cannot be counted: {refused}", _hint(refused)),), works=False)
+            return GpuTake(
+                (), (Missing("gpu", "NVML", f"GPUs cannot be counted: {refused}", _hint(refused)),), works=False
+            )
         if count == 0:
             return GpuTake((), (Missing("gpu", "NVML", "the driver is there, but no GPU is visible",
                                         "in a container, start it with the GPUs passed in (--gpus all)"),))  # fmt: skip
@@ -202,7 +206,9 @@ class Nvml:
             return _Device(index, cells)
         memory = self._memory(handle)
         if isinstance(memory, _Refused):
-            missing.append(Missing("gpu memory", f"GPU {index}", f"NVML does not tell the memory: {memory}", _memory_hint(memory)))
+            missing.append(
+                Missing("gpu memory", f"GPU {index}", f"NVML does not tell the memory: {memory}", _memory_hint(memory))
+            )
             total = reserved = used = free = memory.cell
         else:
             total, reserved, used, free = memory
@@ -337,7 +343,13 @@ def _hex(mask: Any) -> str:
 def _members(devices: list[_Device], driver: str, now: float, label: str) -> list[Member]:
     if any(device.mig for device in devices):
         return [
-            memory_member(f"gpu/nvml-{label}.xml", _xml(devices, driver).encode(), kind="smi-xml", time=now, origin=f"NVML ({label})")
+            memory_member(
+                f"gpu/nvml-{label}.xml",
+                _xml(devices, driver).encode(),
+                kind="smi-xml",
+                time=now,
+                origin=f"NVML ({label})",
+            )
         ]
     names = [column.split(" [")[0] for column in COLUMNS.split(", ")]
     rows = [COLUMNS, *(", ".join(device.cells[name] for name in names) for device in devices)]
@@ -346,9 +358,7 @@ def _members(devices: list[_Device], driver: str, now: float, label: str) -> lis
     ]
     # an empty list says that there is no process; without the right to read it nothing is said
     if not all(device.unlisted or device.cells["uuid"].startswith("[") for device in devices):
-        apps = [
-            f"{device.cells['uuid']}, {p.pid}, {p.name}, {p.used}" for device in devices for p in device.processes
-        ]
+        apps = [f"{device.cells['uuid']}, {p.pid}, {p.name}, {p.used}" for device in devices for p in device.processes]
         members.append(
             memory_member(
                 f"gpu/nvml-processes-{label}.csv", _lines([APP_COLUMNS, *apps]), kind="smi-apps", time=now,
@@ -471,4 +481,3 @@ def _memory_hint(refused: _Refused) -> str:
     if str(refused) == "Not Supported":
         return "a GPU that shares the host's memory, WSL or a vGPU gives no figure: host memory and the engine's own figures are used"
     return _hint(refused)
-

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kvdoctor.derive import group as _group
 from kvdoctor.derive import host as _host
-from kvdoctor.derive import latency, load, memory, shape, spread, victims, work
+from kvdoctor.derive import latency, liveness, load, memory, shape, spread, victims, work
 from kvdoctor.derive.view import View
 from kvdoctor.facts import FactSet
 from kvdoctor.readings import Intake
@@ -34,6 +34,7 @@ def derive(intake: Intake) -> Derived:
         _host.add(view, intake.host)
         spread.add(view)
         shape.add(view)
+        liveness.add(view, intake.host)
         load.pressure(view)
     memory.peers_starting(views, intake.host)
     group: FactSet | None = None

@@ -28,6 +28,8 @@ def add(group: FactSet, views: Sequence[View], bench: Sequence[Timed[tuple[Bench
     _replicas(group, views)
     _fractions(group, views)
     _before_after(group, views)
+    _tensor_parallel(group, views)
+    _disaggregated(group, views)
     for timed in bench:
         _bench(group, timed)
 
@@ -361,3 +363,50 @@ def _gpu_rows(group: FactSet, rows: list[BenchRow], origin: str) -> None:
     if x and y is not None:
         group.set("group.throughput_ratio", estimated(y / x, "w", f"{origin}:{last.line}"))
     group.set("group.policy_changed", measured(False, "c", origin))
+
+
+def _tensor_parallel(group: FactSet, views: Sequence[View]) -> None:
+    """Throughput of the run with more tensor parallel ranks against the other, whichever came first."""
+    sized = [
+        (float(tp), v)
+        for v in views
+        if (tp := v.target.setting("tp")) is not None and tp.isdigit() and _rate(v) is not None
+    ]
+    if len(sized) != 2 or sized[0][1].target.engine is not sized[1][1].target.engine:
+        return
+    (small, a), (large, b) = sorted(sized, key=lambda x: x[0])
+    if a.target.model and b.target.model and _base(a.target.model) != _base(b.target.model):
+        return
+    x, y = _rate(a), _rate(b)
+    group.set("group.tp_ratio", measured(large / small, "c", f"{a.target.name} and {b.target.name}"))
+    if x and y is not None:
+        group.set("group.tp_speedup", measured(y / x, "w", f"{b.target.name} / {a.target.name}"))
+
+
+def _side(view: View) -> str | None:
+    """prefill or decode, of a disaggregated server, by its arguments."""
+    mode = (view.target.args.get("disaggregation_mode") or "").lower()
+    if mode in ("prefill", "decode"):
+        return mode
+    role = view.target.args.get("kv_transfer_config") or view.target.args.get("kv_role") or ""
+    if "kv_producer" in role:
+        return "prefill"
+    return "decode" if "kv_consumer" in role else None
+
+
+def _disaggregated(group: FactSet, views: Sequence[View]) -> None:
+    sides: dict[str, list[View]] = {}
+    for view in views:
+        side = _side(view)
+        if side is not None:
+            sides.setdefault(side, []).append(view)
+    if len(sides) < 2:
+        return
+    for side, members in sides.items():
+        usage = [u for v in members if (u := v.facts.number("kv.usage_max")) is not None]
+        queue = [w for v in members if (w := v.facts.number("req.waiting_max")) is not None]
+        source = ", ".join(v.target.name for v in members)
+        if usage:
+            group.set(f"group.pd_{side}_usage", measured(max(usage), "w", source))
+        if queue:
+            group.set(f"group.pd_{side}_waiting", measured(max(queue), "w", source))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from kvdoctor.derive import devices
 from kvdoctor.derive.view import View, slope
 from kvdoctor.facts import FACTS as TABLE
 from kvdoctor.facts import FactSet, Known, Unknown, combine, estimated, measured
 from kvdoctor.parse import Unread
+from kvdoctor.parse.gpu import GpuReading
 from kvdoctor.parse.kernel import Stall, Stamp, Xid
 from kvdoctor.readings import HostReadings
 
@@ -50,15 +52,10 @@ _HARMLESS = (
 
 
 def _gpus(view: View, host: HostReadings) -> None:
-    for timed in host.gpu:
-        for reading in timed.value.readings:
-            name = (
-                f"GPU {reading.index}"
-                if not isinstance(reading.index, Unread)
-                else (reading.uuid if isinstance(reading.uuid, str) else f"GPU at line {reading.line}")
-            )
-            facts = view.devices.setdefault(str(name), FactSet())
-            source = f"{timed.origin}:{reading.line}"
+    for name, rows in devices.readings(host).items():
+        facts = view.devices.setdefault(name, FactSet())
+        for reading, source in reversed(rows):
+            # the last reading counts; an earlier one only where the last did not give the value
             for field, fact in (("util_gpu", "gpu.util"), ("util_mem", "gpu.mem_util")):
                 value = getattr(reading, field)
                 facts.set(
@@ -67,14 +64,6 @@ def _gpus(view: View, host: HostReadings) -> None:
                     if isinstance(value, Unread)
                     else measured(float(value), "i", source),
                 )
-            if (
-                not isinstance(reading.sm_clock_hz, Unread)
-                and not isinstance(reading.sm_clock_max_hz, Unread)
-                and reading.sm_clock_max_hz > 0
-            ):
-                facts.set("gpu.clock_share", measured(reading.sm_clock_hz / reading.sm_clock_max_hz, "i", source))
-            if not isinstance(reading.throttle, Unread):
-                facts.set("gpu.throttle", measured(_throttle(reading.throttle), "i", source))
             if isinstance(reading.driver_model, str):
                 facts.set("gpu.wddm", measured(reading.driver_model.upper().startswith("WDDM"), "c", source))
             if (
@@ -83,13 +72,14 @@ def _gpus(view: View, host: HostReadings) -> None:
                 and reading.mem_total > 0
             ):
                 facts.set("mem.used_share", measured(reading.mem_used / reading.mem_total, "i", source))
+        _clocks(facts, rows)
     for scrape in host.exporter:
         for role, fact in (("gpu.util", "gpu.util"),):
             for (rank, _), exported in scrape.values.get(role, {}).items():
                 view.devices.setdefault(f"GPU {rank}" if rank else "GPU", FactSet()).set(
                     fact, measured(exported.value, "i", exported.source)
                 )
-    for name in ("gpu.util", "gpu.mem_util", "gpu.clock_share", "gpu.wddm", "mem.used_share"):
+    for name in ("gpu.util", "gpu.mem_util", "gpu.clock_share", "gpu.capped_clock", "gpu.wddm", "mem.used_share"):
         parts = {d: f[name] for d, f in view.devices.items() if name in f}
         if parts:
             view.facts.set(name, combine(TABLE[name].combine, parts))
@@ -105,6 +95,31 @@ def _gpus(view: View, host: HostReadings) -> None:
     known = [v for v in reasons.values() if isinstance(v, Known)]
     if known:
         view.facts.set("gpu.throttle", min(known, key=lambda k: _ORDER.index(str(k.hi))))
+
+
+def _clocks(facts: FactSet, rows: list[tuple[GpuReading, str]]) -> None:
+    """The worst clock of a device over its readings, and the worst among those that name a reason for it."""
+    for reading, source in rows:
+        clock, top = reading.sm_clock_hz, reading.sm_clock_max_hz
+        share = clock / top if not isinstance(clock, Unread) and not isinstance(top, Unread) and top > 0 else None
+        reason = _throttle(reading.throttle) if not isinstance(reading.throttle, Unread) else None
+        if share is not None:
+            _keep_smaller(facts, "gpu.clock_share", share, source)
+        if reason is not None:
+            old = facts.text("gpu.throttle")
+            if old is None or _ORDER.index(reason) < _ORDER.index(old):
+                facts.values["gpu.throttle"] = measured(reason, "i", source)
+        if share is not None and reason is not None:
+            # idle devices clock down: only a device that names a cap is capped
+            _keep_smaller(
+                facts, "gpu.capped_clock", share if reason in ("power", "thermal", "hw_slowdown") else 1.0, source
+            )
+
+
+def _keep_smaller(facts: FactSet, name: str, value: float, source: str) -> None:
+    old = facts.number(name)
+    if old is None or value < old:
+        facts.values[name] = measured(value, "i", source)
 
 
 def _throttle(reasons: frozenset[str]) -> str:

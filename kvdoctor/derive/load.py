@@ -246,7 +246,7 @@ def _pool(view: View, rank: str) -> None:
     if ratio is not None:
         facts.set("kv.max_concurrency", ratio)
     elif isinstance(tokens, Known):
-        length = _number(target.setting("max_model_len"))
+        length = longest_request(view)
         if length:
             facts.set(
                 "kv.max_concurrency",
@@ -256,6 +256,19 @@ def _pool(view: View, rank: str) -> None:
         gathered = view.histogram(role)
         if not isinstance(gathered, Unknown) and (middle := gathered[0].quantile(0.5)) is not None:
             facts.set(name, Known(middle, middle, "measured", "L" if gathered[1] == "L" else "w", gathered[2]))
+
+
+def longest_request(view: View) -> float | None:
+    """Tokens of the longest request the server accepts: a setting, a start line, or the context of a slot."""
+    value = _number(view.target.setting("max_model_len"))
+    if value:
+        return value
+    for event_kind, field in (("pool", "max_model_len"), ("concurrency", "length"), ("pool", "slot_tokens")):
+        for _, event in view.target.events(event_kind):
+            found = event.number(field)
+            if found:
+                return found
+    return None
 
 
 def _first_known(*sources: Callable[[], Known | None]) -> Known | None:
@@ -536,6 +549,19 @@ def _tokens(view: View, rank: str) -> None:
                 facts.set(
                     name, estimated(total, "w", rows[-1].source, note="sum of the logged rates over their intervals")
                 )
+        if name not in facts and name == "tok.prompt":
+            new = [
+                (v, s.source)
+                for s in view.stats
+                if s.rank == rank and s.batch == "prefill" and (v := s.event.number("new_tokens")) is not None
+            ]
+            if new:
+                facts.set(
+                    name,
+                    estimated(
+                        math.fsum(v for v, _ in new), "w", new[-1][1], note="new tokens of the prefill lines in the log"
+                    ),
+                )
         if name not in facts and isinstance(counted, Unknown):
             facts.set(name, counted)
     quiet = 0
@@ -687,6 +713,17 @@ def _refused(view: View) -> None:
             if length is not None and event.event != "request_out":
                 needed.append(length)
     facts.set("req.context_limited", measured(float(len(names)), "w", first or seen[0][0].source(seen[0][1])))
+    requests = [
+        float(len({e.text("id") for _, e in view.target.events("request_in") if e.text("id")})), float(len(names)),
+        *[v for n in ("req.finished", "work.concurrency_max") if (v := facts.number(n)) is not None],
+    ]  # fmt: skip
+    counted = isinstance(facts["req.finished"], Known) or bool(view.target.events("request_in"))
+    share = len(names) / max(requests) if max(requests) > 0 else 0.0
+    made = measured if counted else estimated
+    facts.set(
+        "req.context_share",
+        made(share, "w", first or seen[0][0].source(seen[0][1]), note="requests cut by their context / requests seen"),
+    )
     if needed:
         facts.set("req.context_needed", measured(max(needed), "w", first))
 
@@ -884,6 +921,30 @@ def _prefix(view: View) -> None:
 
 
 def _prefix_from_log(view: View) -> None:
+    looked_up = [
+        (r, e)
+        for r, e in view.target.events("offload_lookup")
+        if e.number("total") and e.number("hit") is not None and e.number("need_load") is not None
+    ]
+    if looked_up and not view.stats:
+        # what a second tier holds and need not load is already in device memory
+        total = math.fsum(v for _, e in looked_up if (v := e.number("total")) is not None)
+        here = math.fsum(
+            h - n
+            for _, e in looked_up
+            if (h := e.number("hit")) is not None and (n := e.number("need_load")) is not None
+        )
+        view.facts.set(
+            "prefix.hit_share",
+            estimated(
+                min(max(here, 0.0) / total, 1.0),
+                "w",
+                looked_up[0][0].source(looked_up[0][1]),
+                note="found by the second tier and not loaded: already on the device",
+            ),
+        )
+        view.facts.set("prefix.lookup_tokens", measured(total, "w", looked_up[0][0].source(looked_up[0][1])))
+        return
     cached = [
         (s.event.number("cached_tokens"), s.event.number("new_tokens"), s.source)
         for s in view.stats
@@ -896,6 +957,25 @@ def _prefix_from_log(view: View) -> None:
             view.facts.set("prefix.lookup_tokens", measured(hit + new, "w", found[-1][2]))
             view.facts.set("prefix.hit_share", measured(hit / (hit + new), "w", found[-1][2]))
         return
+    asked = {
+        (e.number("slot"), e.text("id")): v
+        for _, e in view.target.events("request_in")
+        if (v := e.number("prompt_tokens")) is not None
+    }
+    first_cached: dict[tuple[float | None, str | None], tuple[float, str]] = {}
+    for run, event in view.target.events("slot_reuse"):
+        cached_now = event.number("cached_tokens")
+        key = (event.number("slot"), event.text("id"))
+        if cached_now is not None and key in asked and key not in first_cached:
+            first_cached[key] = (cached_now, run.source(event))
+    if first_cached:
+        total = math.fsum(asked[k] for k in first_cached)
+        hit = math.fsum(c for c, _ in first_cached.values())
+        where = next(iter(first_cached.values()))[1]
+        if total > 0:
+            view.facts.set("prefix.hit_share", measured(min(hit / total, 1.0), "w", where))
+            view.facts.set("prefix.lookup_tokens", measured(total, "w", where))
+            return
     reuse = [
         (r, e)
         for r, e in view.target.events("slot_reuse")

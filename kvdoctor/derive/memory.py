@@ -6,12 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from kvdoctor.derive import devices
 from kvdoctor.derive.view import View
 from kvdoctor.facts import FACTS as TABLE
 from kvdoctor.facts import Fact, FactSet, How, Known, Unknown, combine, estimated, measured
 from kvdoctor.findings import DeviceMemory, MemoryPart
 from kvdoctor.parse import Unread, torch_snapshot
-from kvdoctor.parse.gpu import GpuProcess, GpuReading
+from kvdoctor.parse.gpu import GpuProcess
 from kvdoctor.parse.kernel import Process
 from kvdoctor.parse.serverlog import LogEvent
 from kvdoctor.readings import HostReadings, LogRun
@@ -378,6 +379,7 @@ def _starts(view: View) -> None:
     if not errors:
         if logs:
             facts.set("start.error", measured("none", "s", view.target.logs[0].origin))
+            facts.set("start.negative_kv", measured(False, "s", view.target.logs[0].origin))
         else:
             facts.set("start.error", Unknown("no log in the snapshot", "give the log from the start of the server"))
         return
@@ -477,17 +479,10 @@ def _start_overlaps(a: tuple[float, float] | None, b: tuple[float, float] | None
 
 def _devices(view: View, host: HostReadings) -> None:
     """``mem.*`` of devices from nvidia-smi, NVML and DCGM readings."""
-    latest: dict[str, tuple[GpuReading, str]] = {}
+    latest = {name: rows[-1] for name, rows in devices.readings(host).items()}
     processes: list[tuple[GpuProcess, str]] = []
     listed = False
     for timed in host.gpu:
-        for reading in timed.value.readings:
-            name = (
-                f"GPU {reading.index}"
-                if not isinstance(reading.index, Unread)
-                else (reading.uuid if isinstance(reading.uuid, str) else f"GPU at line {reading.line}")
-            )
-            latest[str(name)] = (reading, f"{timed.origin}:{reading.line}")
         if timed.value.processes_listed:
             listed = True
             processes = [(p, f"{timed.origin}:{p.line}") for p in timed.value.processes]
@@ -605,8 +600,8 @@ def _foreign(view: View, host: HostReadings, processes: list[tuple[GpuProcess, s
     if rows or listed:
         count = float(orphans + len(no_process))
         facts.set("mem.orphans", measured(count, "i", orphan_source or "process list"))
-    if orphan_bytes:
-        facts.set("mem.orphan_bytes", measured(orphan_bytes, "i", orphan_source))
+    if orphan_bytes or listed or processes:
+        facts.set("mem.orphan_bytes", measured(orphan_bytes, "i", orphan_source or "process list"))
     others = [
         (p, s)
         for p, s in processes
@@ -696,6 +691,8 @@ def _pages(view: View) -> None:
 
 def _hybrid(view: View) -> None:
     found = view.target.events("hybrid_disabled")
+    if not found and any(run.has_start for run in view.target.logs):
+        view.facts.set("kv.hybrid_full", measured(False, "c", "no such warning among the start lines"))
     if found:
         run, event = found[0]
         view.facts.set("kv.hybrid_full", measured(True, "c", run.source(event)))

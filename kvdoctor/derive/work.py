@@ -89,9 +89,41 @@ def _lengths(view: View, role: str, stem: str, field: str) -> Histogram | None:
         ):
             facts.set(f"{stem}_{label}", measured(value, "w", "request log", requests=float(n)))
         return Histogram(tuple((v, float(i + 1)) for i, v in enumerate(values)), float(n), math.fsum(values))
+    if role == "work.prompt" and (found := _prompts_of_prefill_lines(view)):
+        mean = math.fsum(v for v, _ in found) / len(found)
+        facts.set(
+            "work.prompt_mean",
+            estimated(mean, "w", found[-1][1], note="prompt lengths of the prefill lines", requests=float(len(found))),
+        )
+        ordered = sorted(v for v, _ in found)
+        facts.set(
+            "work.prompt_p50", estimated(ordered[len(ordered) // 2], "w", found[-1][1], requests=float(len(found)))
+        )
     for label in ("p50", "p99", "mean"):
         facts.set(f"{stem}_{label}", view.unknown(f"{stem}_{label}", gathered.reason, gathered.hint))
     return None
+
+
+def _prompts_of_prefill_lines(view: View) -> list[tuple[float, str]]:
+    """SGLang: prompt length from the first chunk of each prefill (new + cached + pending tokens over its sequences)."""
+    out: list[tuple[float, str]] = []
+    pending_before: float | None = None
+    for stat in view.stats:
+        if stat.batch != "prefill":
+            continue
+        new, cached, pending, count = (
+            stat.event.number(k) for k in ("new_tokens", "cached_tokens", "pending_tokens", "new_seqs")
+        )
+        rest = pending if pending is not None else 0.0
+        continued = pending_before is not None and pending_before > 0 and rest < pending_before
+        pending_before = pending
+        if new is None or not count or continued:
+            continue
+        if pending and stat.event.number("waiting"):
+            continue  # pending tokens are then those of the whole queue
+        length = new + (cached if cached is not None else 0.0) + rest
+        out.append((length / count, stat.source))
+    return out
 
 
 def _moments(histogram: Histogram) -> tuple[float, float] | None:

@@ -72,6 +72,7 @@ _PER_ENGINE_PREEMPTIONS = "sum by ({by}, {ranks}) (rate(<preempt.total>[{win}]))
 
 
 COMMON_PROMQL: tuple[Promql, ...] = (
+    Promql("target.samples", "max by ({by}) (count_over_time(<req.running>[{win}]))"),
     # queue
     Promql("req.running", "sum by ({by}) (<req.running>)"),
     Promql("req.running_max", "sum by ({by}) (max_over_time(<req.running>[{win}]))"),
@@ -81,6 +82,12 @@ COMMON_PROMQL: tuple[Promql, ...] = (
     Promql("req.waiting_capacity", "sum by ({by}) (<req.waiting>)"),
     Promql("req.waiting_slope", "sum by ({by}) (deriv(<req.waiting>[{win}]))"),
     Promql("req.waiting_growth", "sum by ({by}) (<req.waiting>) - sum by ({by}) (<req.waiting> offset {win})"),
+    Promql(
+        "req.stuck_samples",
+        "max by ({by}) (count_over_time(<req.waiting>[{win}])) and ${req.running_max} == 0"
+        " and sum by ({by}) (min_over_time(<req.waiting>[{win}])) > 0 and ${tok.generated} == 0 and ${tok.prompt} == 0",
+        end="lo",
+    ),
     Promql("req.finished", count("req.finished")),
     Promql("req.rejected", count("req.rejected")),
     Promql("req.limit_running", "sum by ({by}) (<req.limit_running>)"),
@@ -95,6 +102,14 @@ COMMON_PROMQL: tuple[Promql, ...] = (
         "min by ({by}) (count_over_time(<kv.usage>[{win}]) * (changes(<kv.usage>[{win}]) == bool 0))"
         " and (sum by ({by}) (min_over_time(<req.running>[{win}])) > 0)",
         end="lo",
+    ),
+    Promql("kv.context_last", "${kv.usage_last} * ${kv.pool_tokens} / (${req.running} > 0)"),
+    Promql(
+        "kv.context_growth",
+        "(max by ({by}) (<kv.usage>) / (sum by ({by}) (<req.running>) > 0))"
+        " / (max by ({by}) (<kv.usage> offset {win}) / (sum by ({by}) (<req.running> offset {win}) > 0) > 0)"
+        " and count by ({by}) (<kv.usage>) == 1",
+        exact=False,
     ),
     Promql("kv.pressure", either_full("(${kv.usage_max} >= bool 0.95)", "(${preempt.rate} > bool 0)")),
     # preemption
@@ -197,6 +212,10 @@ COMMON_PROMQL: tuple[Promql, ...] = (
     Promql("pd.expired", count("pd.expired")),
     Promql("host.rss_slope", "max by ({by}) (deriv(<run.rss>[{win}]))"),
     Promql("host.rss_growth", "max by ({by}) (<run.rss>) / (max by ({by}) (<run.rss> offset {win}) > 0) - 1"),
+    Promql(
+        "host.rss_steps_up",
+        "max by ({by}) ((changes(<run.rss>[{win}]) - resets(<run.rss>[{win}])) / (count_over_time(<run.rss>[{win}]) - 1 > 0))",
+    ),
     Promql("host.cpu_busy", rate("run.cpu")),
     # engines of one server against each other
     Promql(

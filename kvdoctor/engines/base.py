@@ -331,7 +331,7 @@ class Engine:
     ``metric_prefixes`` and ``log_markers`` recognise it (a marker is an exact piece of a line only this engine prints);
     ``rank_labels`` are the labels that tell ranks or engines of one server apart, most important first.
     ``usage_counts_reusable``: kv.usage counts reusable prefixes as used. ``preempt_kind`` and ``never_preempts`` answer for a
-    version and its arguments (None: not known). ``canonical_args`` maps a canonical setting to the names it has in the
+    version and its arguments (None: not known), ``reserves_output`` whether admission waits for room for output that may follow. ``canonical_args`` maps a canonical setting to the names it has in the
     arguments; ``defaults`` gives the version's defaults of canonical settings. ``side``: not a server but something that
     stands beside one (a cache tier, a GPU exporter). ``promql``: its facts as PromQL, for exported alerts and dashboards.
     """
@@ -352,6 +352,7 @@ class Engine:
     usage_counts_reusable: bool = False
     preempt_kind: Callable[[str | None, Args], str | None] = lambda version, args: None
     never_preempts: Callable[[str | None, Args], bool | None] = lambda version, args: None
+    reserves_output: Callable[[str | None, Args], bool | None] = lambda version, args: None
     parse_args: Callable[[str], Args] = lambda text: parse_key_values(text)
     canonical_args: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     defaults: Callable[[str | None], Mapping[str, str]] = lambda version: {}

@@ -513,6 +513,7 @@ ENGINE = Engine(
     usage_counts_reusable=True,
     preempt_kind=_preempt_kind,
     never_preempts=_never_preempts,
+    reserves_output=lambda version, args: False,
     parse_args=parse_args,
     canonical_args=CANONICAL,
     defaults=_defaults,

@@ -532,6 +532,7 @@ ENGINE = Engine(
     usage_counts_reusable=True,
     preempt_kind=lambda version, args: "recompute",
     never_preempts=lambda version, args: False,
+    reserves_output=lambda version, args: False,
     parse_args=_parse_args,
     canonical_args={
         "max_running": ("max_batch_size",),

@@ -222,6 +222,7 @@ ENGINE = Engine(
     usage_counts_reusable=True,
     preempt_kind=lambda version, args: "abort",
     never_preempts=lambda version, args: True,
+    reserves_output=lambda version, args: False,
     parse_args=parse_args,
     canonical_args={
         **llamacpp.CANONICAL,

@@ -937,6 +937,7 @@ ENGINE = Engine(
     usage_counts_reusable=False,
     preempt_kind=_preempt_kind,
     never_preempts=lambda version, args: False,
+    reserves_output=lambda version, args: True,
     parse_args=parse_args,
     canonical_args=CANONICAL,
     defaults=_defaults,

@@ -714,6 +714,12 @@ def _preempt_kind(version: str | None, args: Args) -> str | None:
     return "pause" if _policy(args) == "MAX_UTILIZATION" else None
 
 
+def _reserves_output(version: str | None, args: Args) -> bool | None:
+    """The default policy books prompt and output in full; MAX_UTILIZATION books what is used."""
+    stated = _never_preempts(version, args)
+    return True if stated is None else stated
+
+
 def _never_preempts(version: str | None, args: Args) -> bool | None:
     policy = _policy(args)
     if policy in ("GUARANTEED_NO_EVICT", "STATIC_BATCH"):
@@ -751,6 +757,7 @@ ENGINE = Engine(
     usage_counts_reusable=False,
     preempt_kind=_preempt_kind,
     never_preempts=_never_preempts,
+    reserves_output=_reserves_output,
     parse_args=_parse_args,
     canonical_args={
         "max_running": ("max_batch_size", "maxBatchSize", "max_num_requests", "max_num_sequences", "maxNumSequences"),

@@ -646,6 +646,7 @@ ENGINE = Engine(
     gaps=_GAPS,
     commands=_COMMANDS,
     never_preempts=lambda version, args: True,
+    reserves_output=lambda version, args: True,
     parse_args=_parse_args,
     canonical_args={
         "max_running": ("max_batch_size",),

@@ -209,6 +209,7 @@ ENGINE = Engine(
     usage_counts_reusable=False,
     preempt_kind=preempt_kind,
     never_preempts=lambda version, args: False,
+    reserves_output=lambda version, args: False,
     parse_args=parse_args,
     canonical_args=CANONICAL_ARGS,
     defaults=defaults,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvdoctor.engines.base import Engine
 from kvdoctor.export.condition import Compiler, Filter, Used
-from kvdoctor.export.promql import Templates, why_missing
+from kvdoctor.export.promql import Templates, as_duration, seconds, why_missing
 from kvdoctor.export.yamltext import Tree, dump
+from kvdoctor.rulebook.expr import FactRef, ThresholdRef
 from kvdoctor.rulebook.rule import Rule, Scope
 
 _LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -28,6 +29,7 @@ class AlertRule:
     scope: Scope
     condition: Filter
     duration: str
+    templates: Templates
 
     @property
     def name(self) -> str:
@@ -87,8 +89,8 @@ def build(rules: Sequence[Rule], templates: Templates) -> AlertSet:
         alerts.extend(made)
         if not made:
             others.append(NoAlert(rule, why))
-    used = dict.fromkeys(use for alert in alerts for use in alert.condition.used)
-    return AlertSet(templates, tuple(alerts), tuple(others), tuple((use, _expression(templates, use)) for use in used))
+    used = {use: alert.templates for alert in alerts for use in alert.condition.used}
+    return AlertSet(templates, tuple(alerts), tuple(others), tuple((use, _expression(t, use)) for use, t in used.items()))
 
 
 def _expression(templates: Templates, use: Used) -> str:
@@ -106,26 +108,47 @@ def _alerts_of(rule: Rule, templates: Templates) -> tuple[list[AlertRule], str]:
     made: list[AlertRule] = []
     reasons: list[str] = []
     for scope in rule.scopes:
-        condition = _condition(rule, scope, templates)
+        own = _own_window(rule, scope, templates)
+        condition = _condition(rule, scope, own, own.window if own is not templates else "")
         if condition.truth is None and not condition.missing:
-            made.append(AlertRule(rule, scope, condition, alert.duration))
+            made.append(AlertRule(rule, scope, condition, alert.duration, own))
         elif condition.missing:
             reasons.append(_missing(condition.missing, templates, scope))
         else:
-            reasons.append(f"on {templates.engine.title} its condition is always {str(condition.truth).lower()}")
+            reasons.append(_settled(rule, scope, templates))
     return made, "; ".join(dict.fromkeys(reasons))
 
 
+def _own_window(rule: Rule, scope: Scope, templates: Templates) -> Templates:
+    """The templates over a window as long as the rule asks for (``target.window_s >= ...``)."""
+    wanted = float(seconds(templates.window))
+    for leaf in rule.conditions(scope)[1].leaves:
+        if leaf.left == FactRef("target.window_s") and leaf.op in (">", ">=") and isinstance(leaf.right, ThresholdRef):
+            wanted = max(wanted, float(rule.thresholds[leaf.right.name].value))
+    if wanted <= seconds(templates.window):
+        return templates
+    return replace(templates, window=as_duration(wanted), _stack=[])
+
+
 def _missing(facts: Iterable[str], templates: Templates, scope: Scope) -> str:
-    version = templates.version
     if scope == "group":
         return f"on a group it needs {', '.join(facts)}, which no query over several servers gives"
-    return "; ".join(f"it needs {fact}: {why_missing(templates.engine, version, fact)}" for fact in facts)
+    reasons: dict[str, list[str]] = {}
+    for fact in facts:
+        reasons.setdefault(why_missing(templates.engine, templates.version, fact), []).append(fact)
+    return "it needs " + "; ".join(f"{', '.join(names)} ({reason})" for reason, names in reasons.items())
 
 
-def _condition(rule: Rule, scope: Scope, templates: Templates) -> Filter:
+def _settled(rule: Rule, scope: Scope, templates: Templates) -> str:
+    applies, when = rule.conditions(scope)
+    read = (*when.facts, *(applies.facts if applies else ()), *((rule.min_events.fact,) if rule.min_events else ()))
+    fixed = [f"{fact} is {value}" for fact, value in templates.constants.items() if fact in read]
+    return f"it cannot come about on {templates.engine.title}: {', '.join(fixed)}"
+
+
+def _condition(rule: Rule, scope: Scope, templates: Templates, window: str) -> Filter:
     """Everything that has to hold: the condition, where it applies, the floor of events, the gate of pressure."""
-    compiler = Compiler(templates, rule.thresholds, group=scope == "group")
+    compiler = Compiler(templates, rule.thresholds, group=scope == "group", window=window)
     applies, when = rule.conditions(scope)
     parts = [compiler.node(when.root)]
     if applies is not None:
@@ -136,13 +159,13 @@ def _condition(rule: Rule, scope: Scope, templates: Templates) -> Filter:
         if fact in templates.constants:
             parts.append(Filter(truth=float(templates.constants[fact]) >= value))
         elif compiler.has(fact):
-            use = Used(fact, group=compiler.group)
+            use = compiler.use(fact)
             parts.append(Filter(f"{use.record} >= {value:.12g}", (use,)))
         else:
             parts.append(Filter(missing=(fact,)))
     if rule.gated and scope == "target":
         if compiler.has("kv.pressure"):
-            use = Used("kv.pressure")
+            use = compiler.use("kv.pressure")
             parts.append(Filter(f"{use.record} == 1", (use,)))
         else:
             parts.append(Filter(missing=("kv.pressure",)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kvdoctor.export.promql import End, Templates, record_name
+from kvdoctor.export.promql import ENDS, End, Templates
 from kvdoctor.rulebook.expr import (
     Arithmetic,
     Comparison,
@@ -34,12 +34,20 @@ class Used:
     end: End = ""
     choice: str = ""
     group: bool = False
+    window: str = ""
 
     @property
     def record(self) -> str:
-        """Its name."""
-        name = record_name(self.fact, self.end, group=self.group)
-        return f"{name}_{self.choice}" if self.choice else name
+        """Its name: ``kv.usage_max`` is ``kvdoctor:kv_usage_max``; the ends of a bound are ``..._at_least`` and
+        ``..._at_most``, another window than the usual one is named behind, and facts of a group have ``job_`` before them.
+        """
+        parts = ["job"] if self.group else []
+        parts.append(self.fact.replace(".", "_"))
+        parts += [part for part in (_SUFFIX[self.end], self.choice, self.window) if part]
+        return "kvdoctor:" + "_".join(parts)
+
+
+_SUFFIX: Mapping[str, str] = {"": "", "lo": "at_least", "hi": "at_most"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +66,15 @@ class Filter:
 
 @dataclass
 class Compiler:
-    """Turns conditions into filters over recorded facts of one engine, or (``group``) of its replicas."""
+    """Turns conditions into filters over recorded facts of one engine, or (``group``) of its replicas.
+
+    ``window`` names the window in the recorded series where it is not the usual one.
+    """
 
     templates: Templates
     thresholds: Mapping[str, Threshold]
     group: bool = False
+    window: str = ""
     _known: dict[tuple[str, End], bool] = field(default_factory=dict, repr=False)
 
     def node(self, node: Node) -> Filter:
@@ -94,6 +106,10 @@ class Compiler:
         )
         return Filter(f"\n{op} ".join(texts), used, left_out=left_out, compound=op)
 
+    def use(self, fact: str, end: End = "", choice: str = "") -> Used:
+        """The recorded series of a fact."""
+        return Used(fact, end, choice, self.group, self.window)
+
     # ---------------------------------------------------------------- leaves
 
     def has(self, fact: str, end: End = "") -> bool:
@@ -117,7 +133,7 @@ class Compiler:
             name = facts_of(leaf.left)[0]
             if not self.has(name):
                 return Filter(missing=(name,))
-            use = Used(name, group=self.group)
+            use = self.use(name)
             return Filter(f"{use.record} == {1 if leaf.op == 'is' else 0}", (use,))
         return self._number(leaf, leaf.right, constants)
 
@@ -128,7 +144,7 @@ class Compiler:
             same = constants[name] == wanted
             return Filter(truth=same if leaf.op == "==" else not same)
         if leaf.op == "==" and not self.group and self.templates.fact(name, choice=wanted) is not None:
-            use = Used(name, choice=wanted)
+            use = self.use(name, choice=wanted)
             return Filter(use.record, (use,))
         return Filter(missing=(name,))
 
@@ -136,12 +152,10 @@ class Compiler:
         name = facts_of(leaf.left)[0]
         if name in constants:
             return Filter(truth=leaf.op == "known")
-        if not self.has(name):
-            # never known here; as a condition it is not met, and saying which fact is missing is of more use
-            return Filter(missing=(name,)) if leaf.op == "known" else Filter(truth=True)
-        if leaf.op == "unknown":
+        ends = [end for end in ENDS if self.has(name, end)]
+        if not ends or leaf.op == "unknown":
             return Filter(missing=(name,))
-        use = Used(name, group=self.group)
+        use = self.use(name, ends[0])
         return Filter(use.record, (use,))
 
     def _number(self, leaf: Comparison, right: Operand, constants: Mapping[str, float | str]) -> Filter:
@@ -155,7 +169,7 @@ class Compiler:
                 continue
             take: End = end if simple and not self.group and self.templates.bounded(name, end) else ""
             if self.has(name, take):
-                uses[name] = Used(name, take, group=self.group)
+                uses[name] = self.use(name, take)
             else:
                 missing.append(name)
         if missing:

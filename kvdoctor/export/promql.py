@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from kvdoctor.engines.base import (
 from kvdoctor.facts import FACTS
 
 End = Literal["", "lo", "hi"]
+ENDS: tuple[End, ...] = ("", "lo", "hi")
 
 _ROLE = re.compile(r"<(?P<role>[a-z_]+\.[a-z_0-9]+)(?:#(?P<key>\w+))?(?::(?P<part>bucket|sum|count))?(?:,(?P<more>[^<>]*))?>")
 _FACT = re.compile(r"\$\{([a-z_]+\.[a-z_0-9]+)\}")
@@ -84,27 +86,31 @@ def quoted(value: str) -> str:
     return f'"{escaped}"'
 
 
-def record_name(fact: str, end: End = "", *, group: bool = False) -> str:
-    """``kv.usage_max`` -> ``kvdoctor:kv_usage_max``; the ends of a bound are ``..._at_least`` and ``..._at_most``."""
-    suffix = {"": "", "lo": "_at_least", "hi": "_at_most"}[end]
-    return f"kvdoctor:{'job_' if group else ''}{fact.replace('.', '_')}{suffix}"
+def as_duration(length: float) -> str:
+    """3600 -> ``1h``, 90 -> ``90s``: the shortest spelling."""
+    whole = math.ceil(length)
+    for unit in ("d", "h", "m"):
+        if whole % _SECONDS[unit] == 0:
+            return f"{whole // _SECONDS[unit]}{unit}"
+    return f"{whole}s"
 
 
 def why_missing(engine: Engine, version: str | None, fact: str) -> str:
     """Why a fact cannot be had from this engine's metrics, in a few words."""
     gap = gap_for(engine, fact, version)
-    if gap is not None:
+    # a gap of the whole pool is about an exporter that is switched off, which a rule file cannot know
+    if gap is not None and gap.fact != "kv":
         return gap.reason
     row = FACTS[fact]
     if row.level == "g":
-        return "it is read from the device (NVML), not from the engine's metrics"
+        return "read from the device (NVML), not from the engine's metrics"
     if row.level == "x":
-        return "it compares several runs"
+        return "a comparison of several runs"
     if row.span == "e":
-        return "it is told by log lines, not by a series"
+        return "told by log lines, not by a series"
     if row.span in ("s", "c"):
-        return "it is told at start-up or by the configuration, not by a number in a series"
-    return f"no series of {engine.title}{' ' + version if version else ''} gives it in PromQL"
+        return "told at start-up or by the configuration, not by a number in a series"
+    return f"no series of {engine.title}{' ' + version if version else ''} gives it"
 
 
 @dataclass(frozen=True)
@@ -233,7 +239,7 @@ class Templates:
     def facts(self) -> tuple[str, ...]:
         """Every fact that can be had exactly or as a bound."""
         names = dict.fromkeys(entry.fact for entry in self.engine.promql if not entry.choice)
-        return tuple(n for n in names if any(self.fact(n, end) for end in ("", "lo", "hi")))  # type: ignore[arg-type]
+        return tuple(n for n in names if any(self.fact(n, end) for end in ENDS))
 
     def group(self, name: str) -> str | None:
         """A fact of the replicas of one job, None when it cannot be had."""
@@ -246,8 +252,8 @@ class Templates:
 
     @cached_property
     def constants(self) -> Mapping[str, float | str]:
-        """Facts that this engine answers by itself: an engine without preemption has none."""
-        out: dict[str, float | str] = {}
+        """Facts that need no query: the window's length, and that an engine without preemption has none."""
+        out: dict[str, float | str] = {"target.window_s": float(seconds(self.window))}
         if self.engine.never_preempts(self.version, {}):
             out |= {"preempt.count": 0.0, "preempt.rate": 0.0, "preempt.per_finished": 0.0}
         kind = self.engine.preempt_kind(self.version, {})

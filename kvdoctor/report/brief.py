@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvdoctor.findings import Report
-from kvdoctor.report.text import certainty, rank_word
+from kvdoctor.report.marks import certainty, rank_word
 from kvdoctor.report.words import clean, flow
 
 

@@ -81,7 +81,7 @@ class Page:
     def columns(self, rows: Sequence[Sequence[Cell]], indent: int = 2, gap: int = 2, right: Sequence[int] = ()) -> None:
         """Aligned columns; those numbered in ``right`` are right-aligned.
 
-        The last column takes what is left; where that is too little for its text it goes on a line of its own.
+        On a page too narrow for them a row is prose. The last column takes what is left; where that is too little for its text it goes on a line of its own.
         """
         from rich.cells import cell_len
 
@@ -92,7 +92,13 @@ class Page:
         widths = [
             min(max((cell_len(row[i][0]) for row in rows if len(row) > i), default=0), longest) for i in range(fixed)
         ]
+        aligned = indent + sum(width + gap for width in widths if width) <= self.width - indent * 2
         for row in rows:
+            if not aligned:
+                filled = [cell for cell in row if cell[0].strip()]
+                spaced = [part for cell in filled for part in (cell, (" " * gap, ""))]
+                self.flow(spaced[:-1], indent, indent + 4)
+                continue
             cells: list[Cell] = []
             start = indent
             for index, (text, style) in enumerate(row[:fixed]):

@@ -1,0 +1,132 @@
+"""Which engine a source comes from, and what kind of source it is. Told by content, never by name alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from functools import cache
+
+from kvdoctor.engines.base import Engine, engines
+from kvdoctor.parse import sniff
+from kvdoctor.parse.exposition import Exposition
+from kvdoctor.parse.serverlog import LogTemplate, decode, detect_encoding
+
+EDGE = 4 << 20
+"""Bytes at the start and at the end of a log that are searched for an engine's markers."""
+
+KINDS = frozenset(
+    [
+        "exposition",
+        "log",
+        "log-events",
+        "smi-query",
+        "smi-apps",
+        "smi-table",
+        "smi-q",
+        "smi-xml",
+        "kernel",
+        "ps",
+        "kubectl",
+        "cgroup",
+        "meminfo",
+        "iterstats",
+        "slots",
+        "props",
+        "server-info",
+        "loads",
+        "torch-snapshot",
+        "probe",
+        "bench-csv",
+        "version",
+        "models",
+        "command",
+    ]
+)
+"""Kinds of members that are understood; a member that says one of them is not sniffed."""
+
+
+@cache
+def servers() -> tuple[Engine, ...]:
+    """Tables of servers, in the order of their names."""
+    return tuple(e for e in engines().values() if not e.side)
+
+
+@cache
+def side() -> tuple[Engine, ...]:
+    """Tables of what stands beside a server (a cache tier, a GPU exporter)."""
+    return tuple(e for e in engines().values() if e.side)
+
+
+@cache
+def _markers() -> tuple[str, ...]:
+    return tuple(m for e in engines().values() for m in e.log_markers)
+
+
+def kind_of(head: bytes, told: str | None, *, forced: bool = False) -> str:
+    """The kind of a source from what its member says, else from its first bytes; with ``forced``, unknown text is a log."""
+    kind = told if told in KINDS else sniff.sniff(head, _markers())
+    return "log" if forced and kind == "unknown" else kind or "unknown"
+
+
+def text_of(raw: bytes) -> str:
+    """A whole source as text: UTF-16 by its marks, else UTF-8, else Latin-1; without a byte order mark."""
+    encoding = detect_encoding(raw[:4096])
+    text = decode(raw) if encoding == "utf-8" else raw.decode(encoding, "replace")
+    return text.removeprefix("\ufeff")
+
+
+def count(names: Iterable[str], engine: Engine) -> int:
+    """How many metric names are the engine's."""
+    return sum(1 for name in names if name.startswith(engine.metric_prefixes)) if engine.metric_prefixes else 0
+
+
+def of_page(names: Iterable[str]) -> Engine | None:
+    """The server whose names a metrics page holds most of."""
+    listed = tuple(names)
+    scored = [(found, -i, e) for i, e in enumerate(servers()) if (found := count(listed, e))]
+    return max(scored)[2] if scored else None
+
+
+def page_time(page: Exposition, told: float | None) -> float | None:
+    """The time a page carries in its samples, else ``told``."""
+    for samples in page.by_name.values():
+        for sample in samples:
+            if sample.time is not None:
+                return sample.time
+        break
+    return told
+
+
+def of_log(edges: Sequence[bytes]) -> Engine | None:
+    """The server whose markers occur most in a log's edges; a tie goes to the one with more different markers."""
+    best: tuple[int, int, int] | None = None
+    found: Engine | None = None
+    for index, engine in enumerate(servers()):
+        kinds = hits = 0
+        for marker in engine.log_markers:
+            seen = sum(min(edge.count(_as_bytes(marker, edge)), 50) for edge in edges)
+            kinds += seen > 0
+            hits += seen
+        score = (kinds, hits, -index)
+        if hits and (best is None or score > best):
+            best, found = score, engine
+    return found
+
+
+def log_templates(found: Engine | None, edges: Sequence[bytes]) -> list[LogTemplate]:
+    """The templates a log is read with: its engine's, and those of what stands beside it where its markers occur."""
+    templates = list(found.templates) if found else []
+    for other in side():
+        if other.templates and any(m.encode() in e for m in other.log_markers for e in edges):
+            templates.extend(other.templates)
+    return templates
+
+
+def _as_bytes(marker: str, edge: bytes) -> bytes:
+    return marker.encode(detect_encoding(edge[:4096]))
+
+
+def year_of(times: Sequence[float | None], taken: float | None) -> int | None:
+    """The year to date yearless stamps with: of the earliest member's time, else of the capture."""
+    known = [t for t in times if t is not None] or ([taken] if taken else [])
+    return datetime.fromtimestamp(min(known), UTC).year if known else None

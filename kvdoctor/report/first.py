@@ -1,0 +1,132 @@
+"""The first screen: the verdict, why, what makes it doubtful, what to do; then who was looked at and when."""
+
+from __future__ import annotations
+
+from kvdoctor.findings import Report, TargetReport, Window
+from kvdoctor.report.doubts import blind_spots, listed, needs, undecided
+from kvdoctor.report.marks import more, rank_style, rank_word, rule_words
+from kvdoctor.report.page import Page
+from kvdoctor.report.todo import already, turn
+from kvdoctor.report.words import MISDIAGNOSES, clean, clock, day, flow, has_year, label, sentence, value
+
+MOST_TARGETS = 12
+MOST_GAPS = 4
+
+
+def headline(page: Page, report: Report) -> None:
+    target = report.main
+    verdict = target.verdict
+    style = rank_style(verdict)
+    word = rank_word(verdict)
+    page.rule(style)
+    page.flow([(f"{word}  ", style), (flow(verdict.title), "bold")], hang=len(word) + 2)
+    line = rule_words(verdict)
+    if verdict.misdiagnosis is not None:
+        line += f"; misdiagnosis {verdict.misdiagnosis}: {MISDIAGNOSES[verdict.misdiagnosis]}"
+    if line:
+        page.flow([(line, "dim")])
+    page.rule(style)
+    if verdict.rule == "undetermined":
+        _undetermined(page, report)
+        return
+    if verdict.rule == "healthy":
+        page.labelled("Why", "No rule fired, and none that matters is suspected, in these sources and this window.")
+    else:
+        page.labelled("Why", flow(verdict.cause or verdict.say))
+    doubts = blind_spots(target)
+    if doubts:
+        page.labelled("Doubt", " ".join(doubts))
+    if verdict.rule == "healthy":
+        return
+    if verdict.advice_muted_by is not None:
+        page.labelled(
+            "Do", f"Nothing about its policy: {_name(target, verdict.advice_muted_by)} holds, so it would not pay."
+        )
+        return
+    if verdict.cause and verdict.say:
+        page.labelled("Do", flow(verdict.say))
+    first = next((a for a in report.plan.levers if not already(a)), None)
+    if first is not None:
+        page.labelled("First", turn(first), "bold")
+
+
+def _undetermined(page: Page, report: Report) -> None:
+    target, verdict = report.main, report.main.verdict
+    if not report.usable:
+        page.labelled("Why", "None of the sources that were given could be used.")
+    why = "Why" if report.usable else ""
+    if not verdict.missing:
+        page.labelled(why, flow(verdict.say) or "Nothing that was read tells enough.")
+        return
+    suspected = [clean(v.rule) for v in undecided(target)[0]]
+    text = ""
+    if suspected:
+        text = f"Suspected, not decided: {listed(suspected, 3)}. "
+    gaps = [f"{label(gap.fact)} ({flow(gap.reason)})" for gap in verdict.missing]
+    shown = "; ".join(gaps[:MOST_GAPS]) + (f"; and {len(gaps) - MOST_GAPS} more" if len(gaps) > MOST_GAPS else "")
+    page.labelled(why, f"{text}Not known: {shown}.")
+    for number, need in enumerate(needs([verdict])[:MOST_GAPS]):
+        gives = listed(map(label, need.facts), 3)
+        page.labelled("" if number else "Need", f"{sentence(need.hint)[:-1]} (tells {gives}).")
+
+
+def _name(target: TargetReport, rule: str) -> str:
+    """A rule with its title, when it is among the findings."""
+    found = next((v for v in target.findings if v.rule == rule), None)
+    return clean(rule) if found is None else f"{clean(rule)} ({flow(found.title)})"
+
+
+def target_list(page: Page, report: Report, verbose: bool) -> None:
+    page.heading("Targets", "* the details below are about this one")
+    shown = report.targets if verbose else report.targets[:MOST_TARGETS]
+    rows = []
+    for target in shown:
+        mark = "*" if target is report.main else " "
+        verdict = target.verdict
+        words = rule_words(verdict)
+        rows.append(
+            [
+                (f"{mark} {clean(target.name)}", ""),
+                (rank_word(verdict), rank_style(verdict)),
+                (flow(verdict.title) + (f" ({words})" if words else ""), ""),
+            ]
+        )
+    page.columns(rows, indent=1)
+    more(page, len(report.targets) - len(shown), "target")
+
+
+def target_line(page: Page, target: TargetReport) -> None:
+    if target.name == "group":
+        parts = ["the group of targets"]
+    elif target.engine is None:
+        parts = [clean(target.name)]
+    else:
+        parts = [
+            f"{target.engine} {clean(target.engine_version)}"
+            if target.engine_version
+            else f"{target.engine}, version not known"
+        ]
+    if target.model or target.engine is not None:
+        parts.append(f"model {clean(target.model)}" if target.model else "model not known")
+    if target.gpus:
+        parts.append(listed(map(clean, target.gpus), 3))
+    page.blank()
+    page.labelled("Target", "; ".join([*parts, _window(target.window)]))
+
+
+def _window(window: Window) -> str:
+    parts = []
+    if window.seconds is not None:
+        parts.append(value(window.seconds, "s"))
+    parts.append(
+        f"{window.scrapes} scrape{'s' if window.scrapes != 1 else ''}" if window.scrapes else "no scrape of metrics"
+    )
+    if window.start is None or window.end is None:
+        parts.append("no clock: nothing per second can be told")
+    else:
+        start, end = f"{day(window.start)} {clock(window.start)}", clock(window.end)
+        if day(window.start) != day(window.end):
+            end = f"{day(window.end)} {end}"
+        span = start if window.start == window.end else f"{start} to {end}"
+        parts.append(f"{span} UTC" if has_year(window.start) else f"{span} (the log prints no year)")
+    return ", ".join(parts)
