@@ -7,22 +7,27 @@ start and the end; logs from the start to the end. A source that fails becomes M
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from kvdoctor.collect import host, nvidia_smi
 from kvdoctor.collect.discover import Discovery
 from kvdoctor.collect.http import Failure, Page, Source, open_source, split_url
-from kvdoctor.collect.logs import LogSource, LogTake, StreamLog, open_log
+from kvdoctor.collect.logs import HEAD, TAIL, LogSource, LogTake, StreamLog, open_log
 from kvdoctor.collect.nvml import GpuTake, Nvml
 from kvdoctor.snapshot import Member, Missing, Snapshot, memory_member
 
 MIN_STEP_S = 1.0
 MEMORY = 256 << 20
+LOG_MEMORY = 128 << 20
+FIRST_S = 1.8
 JUMP_S = 1.0
 
 
@@ -51,8 +56,8 @@ class ServerAsk:
 class LiveRequest:
     """What to read.
 
-    ``headers`` go to every server of ``servers``. ``choose`` gets a server's URL and its first metrics page and gives the
-    pages to ask for when ``asks`` is empty. ``discovery``: engines found on this host; their command lines, versions, control
+    ``headers`` go to every server of ``servers``. ``choose`` is for servers without ``asks``: it gets the URL and the first
+    metrics page (None when the server has none) and gives the pages of the engine it recognises there. ``discovery``: engines found on this host; their command lines, versions, control
     groups and the process table become members. ``gpu``, ``host``: read NVML or nvidia-smi, read kernel log and memory.
     """
 
@@ -64,7 +69,7 @@ class LiveRequest:
     timeout_s: float = 5.0
     gpu: bool = True
     host: bool = True
-    choose: Callable[[str, bytes], Sequence[Ask]] | None = None
+    choose: Callable[[str, bytes | None], Sequence[Ask]] | None = None
     discovery: Discovery | None = None
 
 
@@ -99,11 +104,13 @@ def take(
             if on_first is not None:
                 on_first(run.snapshot())
             run.window(on_progress)
+            on_progress("reading logs and GPUs to the end", 1.0)
         except KeyboardInterrupt:
-            run.interrupted = True
-            run.warnings.append(f"interrupted after {run.elapsed():.1f} s: what was read until then is used")
-        on_progress("reading logs and GPUs once more", 1.0)
-        run.end()
+            run.interrupt()
+        try:
+            run.end()
+        except KeyboardInterrupt:
+            run.interrupt()
         return run.snapshot()
     finally:
         run.close()
@@ -123,7 +130,6 @@ class _Server:
     failure: dict[str, Failure] = field(default_factory=dict)
     closed: set[str] = field(default_factory=set)
     busy: threading.Thread | None = None
-    broken: BaseException | None = None
 
 
 class _Run:
@@ -140,7 +146,9 @@ class _Run:
         self.warnings: list[str] = []
         self.servers: list[_Server] = []
         self.logs: list[LogSource] = []
-        self.log_first: list[LogTake] = []
+        self.log_takes: list[LogTake] = []
+        self.beside: list[threading.Thread] = []
+        self.broken: list[Exception] = []
         self.lock = threading.Lock()
         self.room = MEMORY
         self.jump = 0.0
@@ -173,7 +181,9 @@ class _Run:
                 asks = [Ask(page, "exposition"), *(a for a in asks if a.kind != "exposition")]
             source = open_source(base, headers=self.request.headers, timeout_s=self.request.timeout_s)
             self.servers.append(_Server(number, base, source, asks, bool(server.asks)))
-        self.logs = [open_log(spec, stdin_fd=self.stdin_fd) for spec in self.request.logs]
+        tail = min(TAIL, max(LOG_MEMORY // max(len(self.request.logs), 1), HEAD))
+        self.logs = [open_log(spec, tail=tail, stdin_fd=self.stdin_fd) for spec in self.request.logs]
+        self.log_takes = [LogTake()] * len(self.logs)
 
     def close(self) -> None:
         for server in self.servers:
@@ -181,27 +191,32 @@ class _Run:
                 server.source.close()
         self.nvml.close()
 
+    def interrupt(self) -> None:
+        if not self.interrupted:
+            self.warnings.append(f"interrupted after {self.elapsed():.1f} s: what was read until then is used")
+        self.interrupted = True
+
     def start(self, on_progress: Callable[[str, float], None]) -> None:
-        """The first reading of everything, all at the same time."""
+        """The first reading of everything, all at the same time; what is slow goes on beside the window."""
         names = [s.source.origin for s in self.servers] + [log.spec for log in self.logs]
         on_progress("reading " + (", ".join(names) if names else "this host"), 0.0)
+        self._discovered()
         jobs: list[Callable[[], None]] = []
         if self.request.gpu:
-            jobs.append(lambda: self._gpu("start"))
+            jobs.append(partial(self._gpu, "start"))
         if self.request.host:
             jobs.append(self._host)
-        jobs += [lambda log=log: self._first_of(log) for log in self.logs]  # type: ignore[misc]
-        threads = [self._spawn(job) for job in jobs]
-        self._sample()
-        deadline = self.clock.steady() + max(self.request.timeout_s, 6.0)
-        for thread in threads:
-            thread.join(max(deadline - self.clock.steady(), 0.0))
-        self._discovered()
+        jobs += [partial(self._first_of, number) for number in range(len(self.logs))]
+        self.beside = [self._spawn(job) for job in jobs]
+        deadline = self.clock.steady() + FIRST_S
+        self._sample(deadline)
+        _join(self.beside, deadline - self.clock.steady())
 
     def window(self, on_progress: Callable[[str, float], None]) -> None:
         """The other samples, evenly spaced."""
-        alive = [s for s in self.servers if self._open_asks(s)]
-        if not any(s.good for s in self.servers) or not alive or self.request.samples < 2:
+        if not any(s.good for s in self.servers):
+            _join([s.busy for s in self.servers if s.busy is not None], self.request.timeout_s + 1.0)
+        if self.request.samples < 2 or not any(s.good and self._open_asks(s) for s in self.servers):
             self._drain_stdin()
             return
         step = max(self.request.window_s / (self.request.samples - 1), MIN_STEP_S)
@@ -210,11 +225,10 @@ class _Run:
             due = self.steady_start + number * step
             while (left := due - self.clock.steady()) > 0:
                 self.clock.sleep(min(left, 0.5))
-                on_progress(
-                    f"sample {number} of {count} taken", min(self.elapsed() / max(self.request.window_s, 1e-9), 1.0)
-                )
+                share = self.elapsed() / self.request.window_s
+                on_progress(f"sample {number} of {count} taken", min(share, 1.0))
             self._check_clock()
-            self._sample(until=due + step)
+            self._sample(due + step)
 
     def _drain_stdin(self) -> None:
         """Without a server to sample there is no window; a log on standard input is read to its end, or as long as one."""
@@ -223,19 +237,18 @@ class _Run:
                 log.wait(self.request.window_s)
 
     def end(self) -> None:
+        """The last reading of GPUs and logs; failures put into words."""
         self._check_clock()
-        for server in self.servers:
-            if server.busy is not None and not self.interrupted:
-                server.busy.join(self.request.timeout_s + 1.0)
-            if server.broken is not None:
-                raise server.broken
-        if self.request.gpu and not self.interrupted and self.elapsed() > MIN_STEP_S:
-            self._gpu("end")
-        for log in self.logs:
-            self._add_log(log.finish(hurry=self.interrupted))
-        self.log_first = []
-        for server in self.servers:
-            self._settle(server)
+        if not self.interrupted:
+            _join([*self.beside, *(s.busy for s in self.servers if s.busy is not None)], self.request.timeout_s + 1.0)
+            if self.request.gpu and self.elapsed() > MIN_STEP_S:
+                self._gpu("end")
+        for number, log in enumerate(self.logs):
+            taken = log.finish(hurry=self.interrupted)
+            with self.lock:
+                self.log_takes[number] = taken
+        for error in self.broken:
+            raise error
 
     # ---- servers
 
@@ -244,67 +257,43 @@ class _Run:
         done = {a.kind for a in server.asks if a.once and server.good.get(a.path)}
         return [a for a in server.asks if a.path not in server.closed and not (a.once and a.kind in done)]
 
-    def _sample(self, until: float | None = None) -> None:
+    def _sample(self, until: float) -> None:
         """Every server once, side by side; one that still answers the sample before is left alone."""
         for server in self.servers:
             if server.busy is None or not server.busy.is_alive():
-                server.busy = self._spawn(lambda s=server: self._ask_guarded(s))  # type: ignore[misc]
+                server.busy = self._spawn(partial(self._ask, server))
             else:
                 with self.lock:
                     self.warnings.append(
                         f"{server.source.origin} was still answering when the next sample was due: left out"
                     )
-        end = self.clock.steady() + self.request.timeout_s + 1.0 if until is None else until
-        for server in self.servers:
-            if server.busy is not None:
-                server.busy.join(max(end - self.clock.steady(), 0.0))
-
-    def _ask_guarded(self, server: _Server) -> None:
-        try:
-            self._ask(server)
-        except Exception as error:  # noqa: BLE001 - raised again by end() in the caller's thread
-            server.broken = error
+        _join([s.busy for s in self.servers if s.busy is not None], until - self.clock.steady())
 
     def _ask(self, server: _Server) -> None:
-        before = self._open_asks(server)
-        for ask in before:
-            if ask not in self._open_asks(server):
-                continue  # another page of the same kind has answered
-            asked = self.now()
-            answer = server.source.get(ask.path, ask.kind)
-            if isinstance(answer, Failure):
-                with self.lock:
-                    server.bad[ask.path] = server.bad.get(ask.path, 0) + 1
-                    server.failure[ask.path] = answer
-                    if not answer.again:
-                        server.closed.add(ask.path)
-                if answer.again and not server.good:
-                    return  # nobody there: the other pages need not be tried in this sample
+        todo = deque(server.asks)
+        asked: set[str] = set()
+        while todo:
+            ask = todo.popleft()
+            if ask.path in asked or ask not in self._open_asks(server):
                 continue
-            with self.lock:
-                self._keep(server, ask, answer, asked + answer.answered_s)
-            if not server.known and ask.kind == "exposition" and self.request.choose is not None:
-                server.known = True
-                chosen = [a for a in self.request.choose(server.url, answer.body) if a.path != ask.path]
-                keep = replace(ask, kind=ask.kind)
-                server.asks = [keep, *(a for a in chosen if a.kind != "exposition")]
-                self._ask_more(server, server.asks[1:])
-                return
-
-    def _ask_more(self, server: _Server, asks: Sequence[Ask]) -> None:
-        for ask in asks:
-            if ask not in self._open_asks(server):
-                continue
-            asked = self.now()
+            asked.add(ask.path)
+            when = self.now()
             answer = server.source.get(ask.path, ask.kind)
             with self.lock:
                 if isinstance(answer, Page):
-                    self._keep(server, ask, answer, asked + answer.answered_s)
+                    self._keep(server, ask, answer, when + answer.answered_s)
                 else:
                     server.bad[ask.path] = server.bad.get(ask.path, 0) + 1
                     server.failure[ask.path] = answer
                     if not answer.again:
                         server.closed.add(ask.path)
+            if isinstance(answer, Failure) and answer.again:
+                if not server.good:
+                    return  # nobody there: its other pages need not be tried in this sample
+            elif not server.known and self.request.choose is not None:
+                server.known = True
+                server.asks = _chosen(ask, answer, self.request.choose(server.url, getattr(answer, "body", None)))
+                todo = deque(server.asks)
 
     def _keep(self, server: _Server, ask: Ask, page: Page, when: float) -> None:
         server.good[ask.path] = server.good.get(ask.path, 0) + 1
@@ -320,7 +309,7 @@ class _Run:
         name = f"server-{server.number}/{word}.{when:.3f}.txt"
         self.members.append(memory_member(name, page.body, kind=page.kind, time=when, origin=page.origin))
 
-    def _settle(self, server: _Server) -> None:
+    def _settle(self, server: _Server, into: list[Missing], warnings: list[str]) -> None:
         """Failures of a server as Missing; of a page that answered at other times, as a warning."""
         for ask in server.asks:
             failure = server.failure.get(ask.path)
@@ -329,14 +318,20 @@ class _Run:
             missing = failure.missing
             good, bad = server.good.get(ask.path, 0), server.bad[ask.path]
             if good:
-                self.warnings.append(f"{missing.origin}: {bad} of {good + bad} samples failed ({missing.reason})")
+                warnings.append(f"{missing.origin}: {bad} of {good + bad} samples failed ({missing.reason})")
             elif not any(server.good.get(a.path) for a in server.asks if a.kind == ask.kind):
-                self.missing.append(missing)
+                into.append(missing)
 
     # ---- the rest
 
     def _spawn(self, job: Callable[[], None]) -> threading.Thread:
-        thread = threading.Thread(target=job, daemon=True)
+        def guarded() -> None:
+            try:
+                job()
+            except Exception as error:  # noqa: BLE001 - end() raises it in the caller's thread
+                self.broken.append(error)
+
+        thread = threading.Thread(target=guarded, daemon=True)
         thread.start()
         return thread
 
@@ -378,32 +373,47 @@ class _Run:
             if self.request.host:
                 group = host.cgroup_memory(one.pid, now)
                 (self.members if isinstance(group, Member) else self.missing).append(group)  # type: ignore[arg-type]
+        if len(found.found) == 1 and found.found[0].version is not None:
+            # the server's own /version page, read later, counts before it
+            self.members.append(
+                memory_member("host/version.json", json.dumps({"version": found.found[0].version}).encode(), kind="version",
+                              time=now, origin=found.found[0].version_from)
+            )  # fmt: skip
         self.warnings += [*found.notes, *(note for one in found.found for note in one.notes)]
 
-    def _first_of(self, log: LogSource) -> None:
-        take_ = log.first()
+    def _first_of(self, number: int) -> None:
+        taken = self.logs[number].first()
         with self.lock:
-            self.log_first.append(take_)
-
-    def _add_log(self, taken: LogTake) -> None:
-        self.members += taken.members
-        self.missing += taken.missing
-        self.warnings += taken.warnings
+            if self.log_takes[number] == LogTake():
+                self.log_takes[number] = taken
 
     def snapshot(self) -> Snapshot:
+        """What is there now."""
         with self.lock:
-            early = [m for t in self.log_first for m in t.members]
-            early_missing = [m for t in self.log_first for m in t.missing]
-            members = _unique([*self.members, *early])
+            members = [*self.members, *(m for t in self.log_takes for m in t.members)]
+            missing = [*self.missing, *(m for t in self.log_takes for m in t.missing)]
+            warnings = [*self.warnings, *(w for t in self.log_takes for w in t.warnings)]
+            for server in self.servers:
+                self._settle(server, missing, warnings)
             return Snapshot(
-                tuple(members),
-                (*self.missing, *early_missing),
-                _host_facts(),
-                self.wall_start,
-                "live",
-                tuple(self.warnings),
-                True,
+                tuple(_unique(members)), tuple(missing), _host_facts(), self.wall_start, "live", tuple(warnings), True
             )
+
+
+def _join(threads: Sequence[threading.Thread], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(end - time.monotonic(), 0.0))
+
+
+def _chosen(first: Ask, answer: Page | Failure, pages: Sequence[Ask]) -> list[Ask]:
+    """The pages to ask from now on: one metrics page, and the others of the engine."""
+    if isinstance(answer, Page) and answer.kind is None and pages:
+        return list(pages)  # what was asked as metrics is something else on this engine
+    others = [a for a in pages if a.path != first.path]
+    if isinstance(answer, Page):
+        others = [a for a in others if a.kind != "exposition"]
+    return [first, *others]
 
 
 def _unique(members: Sequence[Member]) -> list[Member]:

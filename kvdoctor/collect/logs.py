@@ -77,7 +77,7 @@ def open_log(spec: str, *, tail: int = TAIL, stdin_fd: int = 0, timeout_s: float
             raise SpecError(
                 f"{mask_text(spec)}: a pod's log is written k8s:NAMESPACE/POD or k8s:NAMESPACE/POD/CONTAINER"
             )
-        return CommandLog(spec, Pod(*found.groups()), tail=tail, timeout_s=timeout_s)
+        return CommandLog(spec, Pod(found.group(1), found.group(2), found.group(3)), tail=tail, timeout_s=timeout_s)
     return FileLog(spec, tail=tail)
 
 

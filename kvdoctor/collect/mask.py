@@ -13,12 +13,66 @@ from urllib.parse import urlsplit, urlunsplit
 MASK = "***"
 
 _SECRET_WORDS = frozenset(
-    "password passwd passphrase pwd secret secrets apikey credential credentials authorization auth bearer signature sig".split()
+    [
+        "password",
+        "passwd",
+        "passphrase",
+        "pwd",
+        "secret",
+        "secrets",
+        "apikey",
+        "credential",
+        "credentials",
+        "authorization",
+        "auth",
+        "bearer",
+        "signature",
+        "sig",
+    ]
 )
 # "token" is a secret in --hf-token and a count or an id in --eos-token-id, --max-token-budget
 _TOKEN_OF_TEXT = frozenset(
-    "id ids limit budget usage count size ratio length num mode type healing max min eos bos pad unk image audio video stop "
-    "special extend sep mask per next first last output input prompt decode prefill step string str".split()
+    [
+        "id",
+        "ids",
+        "limit",
+        "budget",
+        "usage",
+        "count",
+        "size",
+        "ratio",
+        "length",
+        "num",
+        "mode",
+        "type",
+        "healing",
+        "max",
+        "min",
+        "eos",
+        "bos",
+        "pad",
+        "unk",
+        "image",
+        "audio",
+        "video",
+        "stop",
+        "special",
+        "extend",
+        "sep",
+        "mask",
+        "per",
+        "next",
+        "first",
+        "last",
+        "output",
+        "input",
+        "prompt",
+        "decode",
+        "prefill",
+        "step",
+        "string",
+        "str",
+    ]
 )
 _TOKENS_OWNER = frozenset({"auth", "api", "access", "bearer", "hf", "refresh"})
 # the keys of attention, not of a lock

@@ -202,7 +202,7 @@ class Nvml:
         except _Refused as refused:
             missing.append(Missing("gpu", f"GPU {index}", f"NVML cannot open it: {refused}", _hint(refused)))
             names = [c.split(" [")[0] for c in COLUMNS.split(", ")]
-            cells = {name: refused.cell for name in names} | {"index": str(index), "driver_version": driver}
+            cells = dict.fromkeys(names, refused.cell) | {"index": str(index), "driver_version": driver}
             return _Device(index, cells)
         memory = self._memory(handle)
         if isinstance(memory, _Refused):

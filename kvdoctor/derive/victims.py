@@ -64,8 +64,21 @@ def _counts(view: View) -> None:
         counted = view.counter("preempt.total", rank)
         if isinstance(counted, Known):
             facts.set("preempt.count", _with_events(counted))
+    counted_total = sum(
+        float(f.hi) for facts in view.ranks.values() if isinstance(f := facts["preempt.count"], Known) and f.span == "w"
+    )
+    logged = _from_log(view)
+    if (
+        logged is not None
+        and counted_total == 0
+        and float(logged.lo) > 0
+        and any("preempt.count" in f for f in view.ranks.values())
+    ):
+        # the log reaches back further than the scrapes: what it shows did happen
+        for facts in view.ranks.values():
+            facts.values.pop("preempt.count", None)
+        view.target.notes.append("preemptions are in the log, before the first scrape")
     if not any("preempt.count" in f for f in view.ranks.values()):
-        logged = _from_log(view)
         if logged is not None:
             view.rank(view.rank_names[0]).set("preempt.count", logged)
         elif _absent_counter_is_zero(view):

@@ -15,6 +15,7 @@ from functools import cache
 from typing import Literal
 
 from kvdoctor.parse.serverlog import EVENTS, LogTemplate
+from kvdoctor.policy import Policy
 
 Kind = Literal["gauge", "counter", "histogram", "summary", "info"]
 
@@ -325,6 +326,29 @@ Args = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
+class Scheduler:
+    """How an engine version admits, evicts and requeues with these arguments: what a replay needs to know of it.
+
+    ``policy`` is what is in force now. ``turns`` names the levers whose meaning in this version is the one of the policy
+    keys, so that a replay may turn them. ``growth`` is the initial ratio of an admission by expected growth (None: there is
+    no such thing). ``spare_blocks`` of the pool are never given to a request. ``assumed`` says what was not told.
+    """
+
+    policy: Policy
+    turns: tuple[str, ...] = ()
+    mixed_prefill: bool = True
+    requeue: Literal["front", "back"] = "front"
+    growth: float | None = None
+    spare_blocks: int = 0
+    assumed: tuple[str, ...] = ()
+
+
+def no_scheduler(version: str | None, args: Args) -> Scheduler | str:
+    """The answer of an engine whose scheduler nobody has modelled."""
+    return "the scheduler of this engine is not modelled, so its load cannot be replayed"
+
+
+@dataclass(frozen=True, slots=True)
 class Engine:
     """One engine's table.
 
@@ -334,6 +358,7 @@ class Engine:
     version and its arguments (None: not known), ``reserves_output`` whether admission waits for room for output that may follow. ``canonical_args`` maps a canonical setting to the names it has in the
     arguments; ``defaults`` gives the version's defaults of canonical settings. ``side``: not a server but something that
     stands beside one (a cache tier, a GPU exporter). ``promql``: its facts as PromQL, for exported alerts and dashboards.
+    ``scheduler``: how a version admits and evicts, for a replay, or why it cannot be replayed.
     """
 
     name: str
@@ -359,6 +384,7 @@ class Engine:
     forks: tuple[str, ...] = ()
     side: bool = False
     promql: tuple[Promql, ...] = ()
+    scheduler: Callable[[str | None, Args], Scheduler | str] = no_scheduler
 
 
 _PAIR = re.compile(r"""(?<![\w.])['"]?([A-Za-z_][\w.]*+)['"]?\s*[=:]\s*('[^']*'|"[^"]*"|\[[^\]]*\]|\{[^}]*\}|[^,\s)}]+)""")

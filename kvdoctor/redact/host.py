@@ -1,0 +1,347 @@
+"""nvidia-smi, kernel log, ps, cgroup files, meminfo, kubectl: written again from their readings, in text their parsers read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from email.utils import format_datetime
+
+from kvdoctor.parse import Unread
+from kvdoctor.parse.gpu import THROTTLE_BITS, GpuProcess, GpuReading, GpuReport
+from kvdoctor.parse.kernel import (
+    Autoscaler, CgroupMemory, ContainerState, KernelLog, Kube, MemInfo, OomKill, Pod, ProcessTable, ScaledMetric, Stall,
+    Stamp,
+)  # fmt: skip
+from kvdoctor.redact import words
+from kvdoctor.redact.veil import Veil
+
+GPU_NOTES = ("readings written again as csv; serials and UUIDs hashed", "process names: known programs, others hashed")
+KERNEL_NOTES = ("only Xid, out-of-memory and lockup lines, written again; process names and cgroups hashed",)
+PS_NOTES = ("users left out; command lines: known programs and settings", "environment and arguments left out")
+KUBE_NOTES = ("only states, reasons, exit codes, limits and autoscaler metrics; names hashed; messages left out",)
+CGROUP_NOTES = ("only memory counters",)
+
+_NAMES = re.compile(
+    r"(?:NVIDIA|Tesla|GeForce|Quadro|RTX|TITAN|GRID|AMD|Instinct|Radeon|Intel)(?: [A-Za-z0-9+/.-]{1,16}){1,8}|[A-Z][0-9]{1,4}[A-Z]?"
+)
+_DRIVER = re.compile(r"\d{1,4}(?:\.\d{1,4}){0,3}")
+_BUS = re.compile(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]")
+_SYMBOL = re.compile(r"[A-Za-z_][\w.]{1,80}")
+
+
+def _cell(value: object, text: str | None = None) -> str:
+    if isinstance(value, Unread):
+        return "[N/A]"
+    return str(value) if text is None else text
+
+
+def _decimal(value: float) -> str:
+    return f"{round(value, 6):f}".rstrip("0").rstrip(".")
+
+
+def _bytes(value: int | Unread) -> str:
+    if isinstance(value, Unread):
+        return "[N/A]"
+    return f"{value // 2**20} MiB" if value % 2**20 == 0 else f"{value} bytes"
+
+
+def _uuid(value: str | Unread, veil: Veil) -> str:
+    if isinstance(value, Unread):
+        return "[N/A]"
+    return f"{'MIG' if value.startswith('MIG') else 'GPU'}-{veil.token(value)}"
+
+
+def _known(value: str | Unread, pattern: re.Pattern[str], veil: Veil) -> str:
+    if isinstance(value, Unread):
+        return "[N/A]"
+    return value if pattern.fullmatch(value) else veil.token(value)
+
+
+def _clock(time: float | None) -> str:
+    return datetime.fromtimestamp(time, UTC).strftime("%Y/%m/%d %H:%M:%S.%f") if time is not None else "[N/A]"
+
+
+def gpu(report: GpuReport, veil: Veil) -> bytes:
+    """Devices and processes as ``--query-gpu`` and ``--query-compute-apps`` print them, one after the other."""
+    lines: list[str] = []
+    if report.readings or not report.processes_listed:
+        reasons = sorted({r for g in report.readings if not isinstance(g.throttle, Unread) for r in g.throttle})
+        named = {r: r if r in THROTTLE_BITS.values() or re.fullmatch(r"bit_0x[0-9a-f]{1,16}", r) else veil.token(r) for r in reasons}
+        named.setdefault("gpu_idle", "gpu_idle")
+        header = [
+            "timestamp", "driver_version", "index", "uuid", "name", "pci.bus_id", "memory.total", "memory.used",
+            "memory.free", "memory.reserved", "utilization.gpu", "utilization.memory", "clocks.sm", "clocks.max.sm",
+            "temperature.gpu", "power.draw", "power.limit", "driver_model.current", "mig.mode.current",
+            *(f"clocks_event_reasons.{n}" for n in named.values()),
+        ]  # fmt: skip
+        lines.append(", ".join(header))
+        lines += [_gpu_row(reading, report.driver, named, veil) for reading in report.readings]
+    if report.processes_listed or report.processes:
+        lines.append("timestamp, gpu_uuid, gpu_bus_id, pid, process_name, used_gpu_memory")
+        lines += [_process_row(process, veil) for process in report.processes]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _gpu_row(g: GpuReading, driver: str | Unread, reasons: Mapping[str, str], veil: Veil) -> str:
+    def share(value: float | Unread) -> str:
+        return "[N/A]" if isinstance(value, Unread) else f"{_decimal(value * 100)} %"
+
+    def clock(value: float | Unread) -> str:
+        return "[N/A]" if isinstance(value, Unread) else f"{_decimal(value / 1e6)} MHz"
+
+    def plain(value: float | Unread, unit: str) -> str:
+        return "[N/A]" if isinstance(value, Unread) else f"{_decimal(value)}{unit}"
+
+    throttle = g.throttle
+    states = ["[N/A]" if isinstance(throttle, Unread) else "Active" if r in throttle else "Not Active" for r in reasons]
+    model = g.driver_model if g.driver_model in ("WDDM", "TCC", "MCDM") else "[N/A]"
+    mig = "[N/A]" if isinstance(g.mig, Unread) else "Enabled" if g.mig else "Disabled"
+    cells = [
+        _clock(g.time), _known(driver, _DRIVER, veil), _cell(g.index), _uuid(g.uuid, veil), _known(g.name, _NAMES, veil),
+        _known(g.pci, _BUS, veil), _bytes(g.mem_total), _bytes(g.mem_used), _bytes(g.mem_free), _bytes(g.mem_reserved),
+        share(g.util_gpu), share(g.util_mem), clock(g.sm_clock_hz), clock(g.sm_clock_max_hz), plain(g.temperature_c, ""),
+        plain(g.power_w, " W"), plain(g.power_limit_w, " W"), model, mig, *states,
+    ]  # fmt: skip
+    return ", ".join(cells)
+
+
+def _process_row(p: GpuProcess, veil: Veil) -> str:
+    name = "[N/A]" if isinstance(p.name, Unread) else veil.command(p.name).replace(",", " ")
+    return ", ".join(
+        (_clock(p.time), _uuid(p.gpu_uuid, veil), _known(p.gpu_pci, _BUS, veil), _cell(p.pid), name, _bytes(p.used))
+    )
+
+
+# ---- kernel log
+
+
+def _stamp(stamp: Stamp) -> str:
+    boot = f"[{stamp.since_boot:.6f}] " if stamp.since_boot is not None else ""
+    if stamp.clock is not None:
+        moment = datetime.fromtimestamp(stamp.clock, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")
+        return f"{moment}{'+00:00' if stamp.zoned else ''} node kernel: {boot}"
+    if stamp.no_year is not None:
+        return f"{stamp.no_year} node kernel: {boot}"
+    return boot or "node kernel: "
+
+
+def kernel(log: KernelLog, veil: Veil) -> bytes:
+    """The events, each in the kernel's own wording, in the order of their kinds and lines."""
+    lines: list[str] = []
+    entries: list[tuple[int, list[str]]] = []
+    for xid in log.xids:
+        pid = "" if isinstance(xid.pid, Unread) else f", pid={xid.pid}"
+        name = "" if isinstance(xid.process, Unread) or not pid else f", name={veil.command(xid.process).replace(',', ' ')}"
+        entries.append((xid.line, [f"{_stamp(xid.stamp)}NVRM: Xid (PCI:{xid.pci}): {xid.number}{pid}{name}"]))
+    entries += [(kill.line, _kill(kill, veil)) for kill in log.kills]
+    entries += [(stall.line, _stall(stall, veil)) for stall in log.stalls]
+    for _, text in sorted(entries, key=lambda entry: entry[0]):
+        lines += text
+    return ("\n".join(lines or ["node kernel: no Xid, no out-of-memory kill, no lockup"]) + "\n").encode()
+
+
+def _kill(kill: OomKill, veil: Veil) -> list[str]:
+    at = _stamp(kill.stamp)
+    lines: list[str] = []
+    if isinstance(kill.constraint, str):
+        constraint = kill.constraint if kill.constraint in ("NONE", "MEMCG", "CPUSET", "MEMORY_POLICY") else "NONE"
+        group = f",oom_memcg=/{veil.token(kill.cgroup)}" if isinstance(kill.cgroup, str) else ""
+        lines.append(f"{at}oom-kill:constraint=CONSTRAINT_{constraint}{group},pid={kill.pid},uid=0")
+    scope = {"memcg": "Memory cgroup out of memory: ", "global": "Out of memory: "}.get(str(kill.scope), "")
+    sizes = [
+        f"{name}:{value // 1024}kB"
+        for name, value in (
+            ("total-vm", kill.total_vm), ("anon-rss", kill.anon_rss), ("file-rss", kill.file_rss), ("shmem-rss", kill.shmem_rss),
+        )
+        if not isinstance(value, Unread)
+    ]  # fmt: skip
+    lines.append(f"{at}{scope}Killed process {kill.pid} ({_short(kill.process, veil)}) {', '.join(sizes)}".rstrip())
+    return lines
+
+
+def _short(name: str, veil: Veil) -> str:
+    """A process name as the kernel prints one: no blanks or brackets, at most 40 characters."""
+    return re.sub(r"[\s()\[\]*]+", "_", veil.command(name)).strip("_")[:40]
+
+
+def _stall(stall: Stall, veil: Veil) -> list[str]:
+    at = _stamp(stall.stamp)
+    name = "unknown" if isinstance(stall.process, Unread) else _short(stall.process, veil)
+    pid = 0 if isinstance(stall.pid, Unread) else stall.pid
+    seconds = 0 if isinstance(stall.seconds, Unread) else int(stall.seconds)
+    cpu = 0 if isinstance(stall.cpu, Unread) else stall.cpu
+    head = {
+        "soft_lockup": f"watchdog: BUG: soft lockup - CPU#{cpu} stuck for {seconds}s! [{name}:{pid}]",
+        "hard_lockup": f"NMI watchdog: Watchdog detected hard LOCKUP on cpu {cpu}",
+        "hung_task": f"INFO: task {name}:{pid} blocked for more than {seconds} seconds.",
+    }[stall.kind]
+    lines = [f"{at}{head}"]
+    if isinstance(stall.function, str) and _SYMBOL.fullmatch(stall.function):
+        module = f" [{stall.module}]" if isinstance(stall.module, str) and re.fullmatch(r"\w{1,40}", stall.module) else ""
+        lines.append(f"{at}RIP: 0010:{stall.function}+0x0/0x0{module}")
+    return lines
+
+
+# ---- processes and host memory
+
+
+def ps(table: ProcessTable, veil: Veil) -> bytes:
+    """pid, parent, state, sizes, shares and times with a reduced command."""
+    lines = ["PID PPID STAT RSS VSZ %CPU %MEM TIME ELAPSED STARTED COMMAND"]
+    for p in table.processes:
+        started = datetime.fromtimestamp(p.start, UTC).strftime("%a %b %d %H:%M:%S %Y") if p.start is not None else "-"
+        cells = [
+            str(p.pid), _dash(p.ppid), p.state if isinstance(p.state, str) and re.fullmatch(r"[A-Za-z<+]{1,6}", p.state) else "-",
+            _dash(p.rss, 1024), _dash(p.vsz, 1024), _percent(p.cpu), _percent(p.mem), _dash(p.cpu_time), _dash(p.elapsed), started,
+            veil.command(p.command),
+        ]  # fmt: skip
+        lines.append(" ".join(cells))
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _dash(value: float | Unread, scale: int = 1) -> str:
+    return "-" if isinstance(value, Unread) else str(int(value) // scale)
+
+
+def _percent(value: float | Unread) -> str:
+    return "-" if isinstance(value, Unread) else f"{value * 100:.4f}".rstrip("0").rstrip(".")
+
+
+_CGROUP_KEYS = frozenset(
+    "anon file kernel kernel_stack pagetables percpu sock shmem file_mapped file_dirty file_writeback swapcached anon_thp "
+    "inactive_anon active_anon inactive_file active_file unevictable slab slab_reclaimable slab_unreclaimable pgfault "
+    "pgmajfault low high max oom oom_kill oom_group_kill cache rss rss_huge mapped_file swap total_cache total_rss "
+    "total_rss_huge total_shmem total_mapped_file total_swap total_inactive_anon total_active_anon total_inactive_file "
+    "total_active_file total_unevictable hierarchical_memory_limit hierarchical_memsw_limit oom_kill_disable under_oom".split()
+)
+_CGROUP_FILES = frozenset(
+    "memory.max memory.high memory.low memory.min memory.current memory.peak memory.stat memory.events memory.swap.current "
+    "memory.swap.max memory.limit_in_bytes memory.usage_in_bytes memory.max_usage_in_bytes memory.failcnt "
+    "memory.oom_control memory.soft_limit_in_bytes".split()
+)
+
+
+def cgroup(group: CgroupMemory) -> bytes:
+    """``file:key value`` lines."""
+    lines = []
+    for name, value in group.values.items():
+        file, _, key = name.partition(":")
+        if file in _CGROUP_FILES and (not key or key in _CGROUP_KEYS):
+            lines.append(f"{file}:{key} {value}" if key else f"{file}:{value}")
+    if group.unlimited and "memory.max:" not in group.values and group.version != 1:
+        lines.append("memory.max:max")
+    return ("\n".join(lines) + "\n").encode()
+
+
+def meminfo(info: MemInfo) -> bytes:
+    """The sizes of /proc/meminfo, in its own form."""
+    lines = [f"{name}: {value // 1024} kB" for name, value in info.values.items() if name in _MEMINFO]
+    return ("\n".join(lines) + "\n").encode()
+
+
+_MEMINFO = frozenset(
+    "MemTotal MemFree MemAvailable Buffers Cached SwapCached Active Inactive Active(anon) Inactive(anon) Active(file) "
+    "Inactive(file) Unevictable Mlocked SwapTotal SwapFree Dirty Writeback AnonPages Mapped Shmem KReclaimable Slab "
+    "SReclaimable SUnreclaim KernelStack PageTables CommitLimit Committed_AS VmallocUsed Percpu AnonHugePages Hugetlb".split()
+)
+
+
+# ---- kubectl
+
+_REASON = re.compile(r"[A-Z][A-Za-z]{2,40}")
+_RESOURCES = re.compile(r"cpu|memory|ephemeral-storage|hugepages-[0-9]{1,4}[KMG]i|(?:nvidia|amd|intel|habana)\.(?:com|ai)/[a-z0-9.-]{1,40}")
+
+
+def kube(found: Kube, veil: Veil) -> bytes:
+    """Pods and autoscalers as ``kubectl describe`` prints them, with what may be written."""
+    lines: list[str] = []
+    for pod in found.pods:
+        lines += [*_pod(pod, veil), ""]
+    for scaler in found.autoscalers:
+        lines += [*_autoscaler(scaler, veil), ""]
+    return "\n".join(lines).encode()
+
+
+def _pod(pod: Pod, veil: Veil) -> list[str]:
+    lines = [f"Name:         pod-{veil.token(pod.name)}"]
+    for key, value in (("Status", pod.status), ("Reason", pod.reason)):
+        if isinstance(value, str) and _REASON.fullmatch(value):
+            lines.append(f"{key}:       {value}")
+    if pod.started is not None:
+        lines.append(f"Start Time:   {_mail(pod.started)}")
+    for title, init in (("Init Containers", True), ("Containers", False)):
+        part = [c for c in pod.containers if c.init == init]
+        if part or not init:
+            lines.append(f"{title}:")
+        for container in part:
+            lines.append(f"  c-{veil.token(container.name)}:")
+            lines += [*_state("State", container.state), *_state("Last State", container.last_state)]
+            if not isinstance(container.restarts, Unread):
+                lines.append(f"    Restart Count:  {container.restarts}")
+            for key, table in (("Limits", container.limits), ("Requests", container.requests)):
+                lines += _quantities(key, table)
+    rows = [e for e in pod.events if _REASON.fullmatch(e.reason)]
+    if rows:
+        lines += ["Events:", *(f"  {e.kind}  {e.reason}  {_age(e.age)}  node  left out" for e in rows)]
+    return lines
+
+
+def _age(text: str) -> str:
+    found = re.match(r"[0-9]{1,6}[smhd](?:[0-9]{1,3}[smh])?", text)
+    return found.group() if found else "-"
+
+
+def _mail(time: float) -> str:
+    return format_datetime(datetime.fromtimestamp(time, UTC))
+
+
+def _state(title: str, state: ContainerState | None) -> list[str]:
+    if state is None or state.state not in ("Running", "Waiting", "Terminated"):
+        return []
+    lines = [f"    {title}:  {state.state}"]
+    if isinstance(state.reason, str) and _REASON.fullmatch(state.reason):
+        lines.append(f"      Reason:  {state.reason}")
+    if not isinstance(state.exit_code, Unread):
+        lines.append(f"      Exit Code:  {state.exit_code}")
+    for key, time in (("Started", state.started), ("Finished", state.finished)):
+        if time is not None:
+            lines.append(f"      {key}:  {_mail(time)}")
+    return lines
+
+
+def _quantities(title: str, table: Mapping[str, float]) -> list[str]:
+    known = {k: v for k, v in table.items() if _RESOURCES.fullmatch(k)}
+    return [f"    {title}:", *(f"      {k}:  {_decimal(v)}" for k, v in known.items())] if known else []
+
+
+def _metric(text: str, veil: Veil) -> str:
+    """A metric's or query's name: known series and words for utilisation stay."""
+    if text in ("cpu", "memory"):
+        return text
+    kept = [w for w in re.findall(r"[A-Za-z_:][\w:]{0,100}", text) if w in words.metric_names()]
+    low = text.lower()
+    kept += [w for w in words.UTILISATION if w in low and not any(w in k.lower() for k in kept)]
+    return " ".join(dict.fromkeys(kept)) or veil.token(text)
+
+
+def _autoscaler(scaler: Autoscaler, veil: Veil) -> list[str]:
+    lines = [f"Name:  hpa-{veil.token(scaler.name)}", f"Reference:  {veil.token(str(scaler.reference))}"]
+    if scaler.metrics:
+        lines.append("Metrics:  ( current / target )")
+        lines += [f'  "{_metric(m.name, veil)}":  {_amount(m.current, m)} / {_amount(m.target, m)}' for m in scaler.metrics]
+    for key, value in (("Min replicas", scaler.replicas_min), ("Max replicas", scaler.replicas_max)):
+        if not isinstance(value, Unread):
+            lines.append(f"{key}:  {value}")
+    if not isinstance(scaler.replicas_current, Unread) and not isinstance(scaler.replicas_desired, Unread):
+        lines.append(f"Deployment pods:  {scaler.replicas_current} current / {scaler.replicas_desired} desired")
+    if scaler.queries:
+        lines += ["Spec:", *(f"  Query:  {_metric(query, veil)}" for query in scaler.queries)]
+    return lines
+
+
+def _amount(value: float | Unread, metric: ScaledMetric) -> str:
+    if isinstance(value, Unread):
+        return "<unknown>"
+    return f"{_decimal(value * 100)}%" if metric.unit == "share" else _decimal(value)
+
