@@ -691,8 +691,6 @@ def _pages(view: View) -> None:
 
 def _hybrid(view: View) -> None:
     found = view.target.events("hybrid_disabled")
-    if not found and any(run.has_start for run in view.target.logs):
-        view.facts.set("kv.hybrid_full", measured(False, "c", "no such warning among the start lines"))
     if found:
         run, event = found[0]
         view.facts.set("kv.hybrid_full", measured(True, "c", run.source(event)))

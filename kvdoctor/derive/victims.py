@@ -97,8 +97,11 @@ def _counts(view: View) -> None:
                 "preempt.count", measured(0.0, "w", "this engine has no preemption", events=0.0)
             )
     parts = {r: f["preempt.count"] for r, f in view.ranks.items() if "preempt.count" in f}
+    refused = view.delta("preempt.total")
     if parts:
         view.facts.set("preempt.count", combine(TABLE["preempt.count"].combine, parts))
+    elif view.has_role("preempt.total") and isinstance(refused, Unknown):
+        view.facts.set("preempt.count", refused)
     else:
         view.facts.set(
             "preempt.count",

@@ -19,11 +19,13 @@ from kvdoctor.engines.base import (
     Engine,
     Gap,
     Lever,
+    Scheduler,
     Series,
     SeriesName,
     in_range,
 )
 from kvdoctor.parse.serverlog import LogTemplate
+from kvdoctor.policy import Policy
 
 GIB = 2.0**30
 
@@ -570,6 +572,31 @@ def _defaults(version: str | None) -> Mapping[str, str]:
     }
 
 
+def _scheduler(version: str | None, args: Args) -> Scheduler | str:
+    """Admission by expected growth; the request with the fewest output tokens is retracted and goes to the end."""
+    if args.get("speculative_algorithm"):
+        return "speculative decoding is not modelled"
+    if args.get("disaggregation_mode", "null") not in ("null", "None"):
+        return "disaggregated serving is not modelled"
+    said = args.get("schedule_conservativeness")
+    try:
+        conservativeness = 1.0 if said is None else float(said)
+    except ValueError:
+        return f"schedule_conservativeness = {said!r} is not a number"
+    growth = 0.7 * conservativeness
+    if not 0 < growth <= 1:
+        return f"a schedule_conservativeness of {conservativeness:g} is outside what is modelled"
+    policy = Policy(
+        victim_order="fewest-output",
+        admission_mode="first_chunk",
+        pool_block_tokens=1,
+        release="whole" if args.get("radix_cache") == "False" else "tail_blocks",
+    )
+    assumed = () if said is not None else ("schedule_conservativeness 1.0, the default",)
+    mixed = args.get("enable_mixed_chunk") in ("True", "true")
+    return Scheduler(policy, ("sched.max_running",), mixed, "back", growth, assumed=assumed)
+
+
 CANONICAL: Mapping[str, tuple[str, ...]] = {
     "max_running": ("max_running_requests",),
     "batch_tokens": ("max_prefill_tokens",),
@@ -943,4 +970,5 @@ ENGINE = Engine(
     defaults=_defaults,
     forks=("sglang-omni", "sgl-jax", "sglang-jax"),
     promql=PROMQL,
+    scheduler=_scheduler,
 )

@@ -20,7 +20,9 @@ ITERATION_NOTES = ("only numbers",)
 BENCH_NOTES = ("known columns as numbers; other columns and their cells hashed",)
 TORCH_NOTES = ("written again as JSON; stack frames, settings in words and user annotations left out",)
 PROBE_NOTES = ("only numbers, pattern names and allocator settings; serials hashed",)
-COMMAND_NOTES = ("flags: known names with numbers, switches and known words; others hashed; who-and-where flags dropped",)
+COMMAND_NOTES = (
+    "flags: known names with numbers, switches and known words; others hashed; who-and-where flags dropped",
+)
 
 
 def _json(value: object) -> bytes:
@@ -47,8 +49,20 @@ def _numbers(row: object, keys: frozenset[str]) -> dict[str, float | bool]:
 # ---- llama.cpp
 
 _SLOT = frozenset(
-    "id id_task task_id is_processing state n_ctx n_prompt_tokens n_past n_prompt_tokens_processed n_prompt_tokens_cache "
-    "n_predict max_tokens".split()
+    [
+        "id",
+        "id_task",
+        "task_id",
+        "is_processing",
+        "state",
+        "n_ctx",
+        "n_prompt_tokens",
+        "n_past",
+        "n_prompt_tokens_processed",
+        "n_prompt_tokens_cache",
+        "n_predict",
+        "max_tokens",
+    ]
 )
 _NEXT = frozenset({"n_decoded", "n_remain", "has_next_token"})
 _LIMITS = frozenset({"n_predict", "max_tokens"})
@@ -96,14 +110,32 @@ def props(text: str, veil: Veil) -> bytes | None:
 _STATE = frozenset({"last_gen_throughput", "effective_max_running_requests_per_dp", "max_running_requests"})
 _MEMORY = frozenset({"token_capacity", "weight", "kvcache", "cuda_graph", "startup_available", "graph"})
 _LOAD = frozenset(
-    "dp_rank timestamp num_running_reqs num_waiting_reqs num_used_tokens max_total_num_tokens max_running_requests token_usage "
-    "gen_throughput num_total_tokens cache_hit_rate utilization".split()
+    [
+        "dp_rank",
+        "timestamp",
+        "num_running_reqs",
+        "num_waiting_reqs",
+        "num_used_tokens",
+        "max_total_num_tokens",
+        "max_running_requests",
+        "token_usage",
+        "gen_throughput",
+        "num_total_tokens",
+        "cache_hit_rate",
+        "utilization",
+    ]
 )
 _QUEUES = frozenset({"grammar", "retracted", "waiting", "paused"})
 _LOAD_MEMORY = frozenset({"weight_gb", "kv_cache_gb", "graph_gb", "token_capacity"})
 _PD = frozenset(
-    "prefill_bootstrap_queue_reqs prefill_prealloc_queue_reqs prefill_inflight_queue_reqs decode_prealloc_queue_reqs "
-    "decode_transfer_queue_reqs decode_retracted_queue_reqs".split()
+    [
+        "prefill_bootstrap_queue_reqs",
+        "prefill_prealloc_queue_reqs",
+        "prefill_inflight_queue_reqs",
+        "decode_prealloc_queue_reqs",
+        "decode_transfer_queue_reqs",
+        "decode_retracted_queue_reqs",
+    ]
 )
 
 
@@ -178,7 +210,11 @@ def loads(text: str, veil: Veil) -> bytes | None:
 def version(text: str, veil: Veil) -> bytes | None:
     """``/version``."""
     value = _loads(text)
-    return _json({"version": veil.version(str(value["version"]))}) if isinstance(value, dict) and "version" in value else None
+    return (
+        _json({"version": veil.version(str(value["version"]))})
+        if isinstance(value, dict) and "version" in value
+        else None
+    )
 
 
 def models(text: str, veil: Veil) -> bytes | None:
@@ -188,7 +224,9 @@ def models(text: str, veil: Veil) -> bytes | None:
     if not isinstance(listed, list):
         return None
     rows = [
-        {"id": veil.model(str(e.get("id", ""))), **_numbers(e, frozenset({"max_model_len"}))} for e in listed if isinstance(e, dict)
+        {"id": veil.model(str(e.get("id", ""))), **_numbers(e, frozenset({"max_model_len"}))}
+        for e in listed
+        if isinstance(e, dict)
     ]
     return _json({"data": rows})
 
@@ -270,25 +308,33 @@ def _milliseconds(seconds: float) -> float:
 # ---- benchmark tables
 
 _HEADERS: Mapping[str, str] = {
-    "requests": "num_requests", "finished": "completed", "prompt_len": "input_len", "output_len": "output_len",
-    "duration_s": "duration_s", "gpus": "num_gpus", "tp": "tp", "pp": "pp", "dp": "dp", "workers": "num_workers",
     "max_running": "max_num_seqs", "batch_tokens": "max_num_batched_tokens", "fraction": "gpu_memory_utilization",
-    "watermark": "watermark", "output_rate": "output_throughput", "finished_rate": "requests_per_second",
+    "output_rate": "output_throughput", "total_rate": "total_throughput", "prompt_rate": "prompt_throughput",
+    "finished_rate": "request_throughput", "hit_share": "hit_rate",
 }  # fmt: skip
 
 
-def bench(table: BenchTable, veil: Veil, headers: Mapping[str, str]) -> bytes:
-    """The rows with canonical headers (``headers``: canonical name -> one that is read as it)."""
-    used = [name for name in COLUMNS if any(name in row.values for row in table.rows)]
+def bench_header(name: str) -> str:
+    """A header that is read as the canonical column ``name`` in its canonical unit."""
+    if COLUMNS[name][0] == "s" and name not in ("duration_s",):
+        return f"{name}_s"
+    return _HEADERS.get(name, name)
+
+
+def bench(table: BenchTable, veil: Veil) -> bytes:
+    """The rows under canonical headers."""
+    present = set(table.columns.values())
+    used = [name for name in COLUMNS if name in present]
     others = sorted({key for row in table.rows for key in row.settings})
-    policy = any(row.policy for row in table.rows)
-    line = [headers[name] for name in used] + (["policy"] if policy else []) + [veil.token(key) for key in others]
-    lines = [",".join(line)]
+    policy = "policy" in present
+    lines = [",".join([bench_header(n) for n in used] + ["policy"] * policy + [veil.token(key) for key in others])]
     for row in table.rows:
         cells = [repr(row.values[name]) if name in row.values else "" for name in used]
         if policy:
-            known = row.policy and row.policy.lower() in words.values()
-            cells.append((row.policy if known else veil.token(row.policy)) if row.policy else "")
+            known = row.policy is not None and row.policy.lower() in words.values()
+            cells.append(
+                row.policy if row.policy is not None and known else veil.token(row.policy) if row.policy else ""
+            )
         cells += [veil.token(row.settings[key]) if key in row.settings else "" for key in others]
         lines.append(",".join(cells))
     return ("\n".join(lines) + "\n").encode()
@@ -297,7 +343,18 @@ def bench(table: BenchTable, veil: Veil, headers: Mapping[str, str]) -> bytes:
 # ---- torch allocator snapshot, probe
 
 _ACTIONS = frozenset(
-    "alloc free_requested free_completed segment_alloc segment_free segment_map segment_unmap snapshot oom user_defined".split()
+    [
+        "alloc",
+        "free_requested",
+        "free_completed",
+        "segment_alloc",
+        "segment_free",
+        "segment_map",
+        "segment_unmap",
+        "snapshot",
+        "oom",
+        "user_defined",
+    ]
 )
 _STATES = {"allocated": "active_allocated", "awaiting_free": "active_awaiting_free", "inactive": "inactive"}
 
@@ -321,10 +378,14 @@ def torch(snapshot: TorchSnapshot) -> bytes:
         if s.expandable is not None:
             row["is_expandable"] = s.expandable
         segments.append(row)
-    traces: list[list[dict[str, object]]] = [[] for _ in range(max((h.device for h in snapshot.histories), default=-1) + 1)]
+    traces: list[list[dict[str, object]]] = [
+        [] for _ in range(max((h.device for h in snapshot.histories), default=-1) + 1)
+    ]
     for history in snapshot.histories:
         ooms = iter([o for o in snapshot.ooms if o.device == history.device])
-        for action, address, size, time in zip(history.actions, history.addresses, history.sizes, history.times_us, strict=True):
+        for action, address, size, time in zip(
+            history.actions, history.addresses, history.sizes, history.times_us, strict=True
+        ):
             entry: dict[str, object] = {"action": action if action in _ACTIONS else "other"}
             entry |= {k: v for k, v in (("addr", address), ("size", size), ("time_us", time)) if v >= 0}
             if action == "oom" and (oom := next(ooms, None)) is not None and oom.device_free is not None:
@@ -341,8 +402,16 @@ _DEVICE = frozenset({"total_bytes", "free_bytes", "index"})
 _LEVEL = frozenset({"limit_bytes", "largest_single_bytes", "largest_is_limit", "gap"})
 _FIT = frozenset({"block_bytes", "count", "expected", "counted_up_to"})
 _REPLAY = frozenset(
-    "requests refused false_refused external_max largest_fit_min_bytes inactive_split_peak_bytes reserved_peak_bytes "
-    "allocated_peak_bytes".split()
+    [
+        "requests",
+        "refused",
+        "false_refused",
+        "external_max",
+        "largest_fit_min_bytes",
+        "inactive_split_peak_bytes",
+        "reserved_peak_bytes",
+        "allocated_peak_bytes",
+    ]
 )
 _ALLOCATOR = re.compile(
     r"(?:(?:expandable_segments|max_split_size_mb|garbage_collection_threshold|roundup_power2_divisions|backend|"

@@ -65,7 +65,11 @@ def reduce(log: ParsedLog, veil: Veil, engine: Engine | None) -> ParsedLog:
 
 def _template(name: str, veil: Veil) -> str:
     base = name.removeprefix("oom:")
-    return name if base in words.templates() or (base != name and _CODE.fullmatch(base)) or base == "" else veil.token(name)
+    return (
+        name
+        if base in words.templates() or (base != name and _CODE.fullmatch(base)) or base == ""
+        else veil.token(name)
+    )
 
 
 def _event(event: LogEvent, veil: Veil, engine: Engine | None) -> LogEvent:

@@ -10,7 +10,17 @@ from email.utils import format_datetime
 from kvdoctor.parse import Unread
 from kvdoctor.parse.gpu import THROTTLE_BITS, GpuProcess, GpuReading, GpuReport
 from kvdoctor.parse.kernel import (
-    Autoscaler, CgroupMemory, ContainerState, KernelLog, Kube, MemInfo, OomKill, Pod, ProcessTable, ScaledMetric, Stall,
+    Autoscaler,
+    CgroupMemory,
+    ContainerState,
+    KernelLog,
+    Kube,
+    MemInfo,
+    OomKill,
+    Pod,
+    ProcessTable,
+    ScaledMetric,
+    Stall,
     Stamp,
 )  # fmt: skip
 from kvdoctor.redact import words
@@ -67,7 +77,10 @@ def gpu(report: GpuReport, veil: Veil) -> bytes:
     lines: list[str] = []
     if report.readings or not report.processes_listed:
         reasons = sorted({r for g in report.readings if not isinstance(g.throttle, Unread) for r in g.throttle})
-        named = {r: r if r in THROTTLE_BITS.values() or re.fullmatch(r"bit_0x[0-9a-f]{1,16}", r) else veil.token(r) for r in reasons}
+        named = {
+            r: r if r in THROTTLE_BITS.values() or re.fullmatch(r"bit_0x[0-9a-f]{1,16}", r) else veil.token(r)
+            for r in reasons
+        }
         named.setdefault("gpu_idle", "gpu_idle")
         header = [
             "timestamp", "driver_version", "index", "uuid", "name", "pci.bus_id", "memory.total", "memory.used",
@@ -132,7 +145,11 @@ def kernel(log: KernelLog, veil: Veil) -> bytes:
     entries: list[tuple[int, list[str]]] = []
     for xid in log.xids:
         pid = "" if isinstance(xid.pid, Unread) else f", pid={xid.pid}"
-        name = "" if isinstance(xid.process, Unread) or not pid else f", name={veil.command(xid.process).replace(',', ' ')}"
+        name = (
+            ""
+            if isinstance(xid.process, Unread) or not pid
+            else f", name={veil.command(xid.process).replace(',', ' ')}"
+        )
         entries.append((xid.line, [f"{_stamp(xid.stamp)}NVRM: Xid (PCI:{xid.pci}): {xid.number}{pid}{name}"]))
     entries += [(kill.line, _kill(kill, veil)) for kill in log.kills]
     entries += [(stall.line, _stall(stall, veil)) for stall in log.stalls]
@@ -178,7 +195,9 @@ def _stall(stall: Stall, veil: Veil) -> list[str]:
     }[stall.kind]
     lines = [f"{at}{head}"]
     if isinstance(stall.function, str) and _SYMBOL.fullmatch(stall.function):
-        module = f" [{stall.module}]" if isinstance(stall.module, str) and re.fullmatch(r"\w{1,40}", stall.module) else ""
+        module = (
+            f" [{stall.module}]" if isinstance(stall.module, str) and re.fullmatch(r"\w{1,40}", stall.module) else ""
+        )
         lines.append(f"{at}RIP: 0010:{stall.function}+0x0/0x0{module}")
     return lines
 
@@ -209,16 +228,77 @@ def _percent(value: float | Unread) -> str:
 
 
 _CGROUP_KEYS = frozenset(
-    "anon file kernel kernel_stack pagetables percpu sock shmem file_mapped file_dirty file_writeback swapcached anon_thp "
-    "inactive_anon active_anon inactive_file active_file unevictable slab slab_reclaimable slab_unreclaimable pgfault "
-    "pgmajfault low high max oom oom_kill oom_group_kill cache rss rss_huge mapped_file swap total_cache total_rss "
-    "total_rss_huge total_shmem total_mapped_file total_swap total_inactive_anon total_active_anon total_inactive_file "
-    "total_active_file total_unevictable hierarchical_memory_limit hierarchical_memsw_limit oom_kill_disable under_oom".split()
+    [
+        "anon",
+        "file",
+        "kernel",
+        "kernel_stack",
+        "pagetables",
+        "percpu",
+        "sock",
+        "shmem",
+        "file_mapped",
+        "file_dirty",
+        "file_writeback",
+        "swapcached",
+        "anon_thp",
+        "inactive_anon",
+        "active_anon",
+        "inactive_file",
+        "active_file",
+        "unevictable",
+        "slab",
+        "slab_reclaimable",
+        "slab_unreclaimable",
+        "pgfault",
+        "pgmajfault",
+        "low",
+        "high",
+        "max",
+        "oom",
+        "oom_kill",
+        "oom_group_kill",
+        "cache",
+        "rss",
+        "rss_huge",
+        "mapped_file",
+        "swap",
+        "total_cache",
+        "total_rss",
+        "total_rss_huge",
+        "total_shmem",
+        "total_mapped_file",
+        "total_swap",
+        "total_inactive_anon",
+        "total_active_anon",
+        "total_inactive_file",
+        "total_active_file",
+        "total_unevictable",
+        "hierarchical_memory_limit",
+        "hierarchical_memsw_limit",
+        "oom_kill_disable",
+        "under_oom",
+    ]
 )
 _CGROUP_FILES = frozenset(
-    "memory.max memory.high memory.low memory.min memory.current memory.peak memory.stat memory.events memory.swap.current "
-    "memory.swap.max memory.limit_in_bytes memory.usage_in_bytes memory.max_usage_in_bytes memory.failcnt "
-    "memory.oom_control memory.soft_limit_in_bytes".split()
+    [
+        "memory.max",
+        "memory.high",
+        "memory.low",
+        "memory.min",
+        "memory.current",
+        "memory.peak",
+        "memory.stat",
+        "memory.events",
+        "memory.swap.current",
+        "memory.swap.max",
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        "memory.max_usage_in_bytes",
+        "memory.failcnt",
+        "memory.oom_control",
+        "memory.soft_limit_in_bytes",
+    ]
 )
 
 
@@ -241,16 +321,50 @@ def meminfo(info: MemInfo) -> bytes:
 
 
 _MEMINFO = frozenset(
-    "MemTotal MemFree MemAvailable Buffers Cached SwapCached Active Inactive Active(anon) Inactive(anon) Active(file) "
-    "Inactive(file) Unevictable Mlocked SwapTotal SwapFree Dirty Writeback AnonPages Mapped Shmem KReclaimable Slab "
-    "SReclaimable SUnreclaim KernelStack PageTables CommitLimit Committed_AS VmallocUsed Percpu AnonHugePages Hugetlb".split()
+    [
+        "MemTotal",
+        "MemFree",
+        "MemAvailable",
+        "Buffers",
+        "Cached",
+        "SwapCached",
+        "Active",
+        "Inactive",
+        "Active(anon)",
+        "Inactive(anon)",
+        "Active(file)",
+        "Inactive(file)",
+        "Unevictable",
+        "Mlocked",
+        "SwapTotal",
+        "SwapFree",
+        "Dirty",
+        "Writeback",
+        "AnonPages",
+        "Mapped",
+        "Shmem",
+        "KReclaimable",
+        "Slab",
+        "SReclaimable",
+        "SUnreclaim",
+        "KernelStack",
+        "PageTables",
+        "CommitLimit",
+        "Committed_AS",
+        "VmallocUsed",
+        "Percpu",
+        "AnonHugePages",
+        "Hugetlb",
+    ]
 )
 
 
 # ---- kubectl
 
 _REASON = re.compile(r"[A-Z][A-Za-z]{2,40}")
-_RESOURCES = re.compile(r"cpu|memory|ephemeral-storage|hugepages-[0-9]{1,4}[KMG]i|(?:nvidia|amd|intel|habana)\.(?:com|ai)/[a-z0-9.-]{1,40}")
+_RESOURCES = re.compile(
+    r"cpu|memory|ephemeral-storage|hugepages-[0-9]{1,4}[KMG]i|(?:nvidia|amd|intel|habana)\.(?:com|ai)/[a-z0-9.-]{1,40}"
+)
 
 
 def kube(found: Kube, veil: Veil) -> bytes:
@@ -329,7 +443,9 @@ def _autoscaler(scaler: Autoscaler, veil: Veil) -> list[str]:
     lines = [f"Name:  hpa-{veil.token(scaler.name)}", f"Reference:  {veil.token(str(scaler.reference))}"]
     if scaler.metrics:
         lines.append("Metrics:  ( current / target )")
-        lines += [f'  "{_metric(m.name, veil)}":  {_amount(m.current, m)} / {_amount(m.target, m)}' for m in scaler.metrics]
+        lines += [
+            f'  "{_metric(m.name, veil)}":  {_amount(m.current, m)} / {_amount(m.target, m)}' for m in scaler.metrics
+        ]
     for key, value in (("Min replicas", scaler.replicas_min), ("Max replicas", scaler.replicas_max)):
         if not isinstance(value, Unread):
             lines.append(f"{key}:  {value}")
@@ -344,4 +460,3 @@ def _amount(value: float | Unread, metric: ScaledMetric) -> str:
     if isinstance(value, Unread):
         return "<unknown>"
     return f"{_decimal(value * 100)}%" if metric.unit == "share" else _decimal(value)
-

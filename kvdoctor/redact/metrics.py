@@ -22,7 +22,9 @@ TARGET = "kvdoctor_target_info"
 
 _EDGE = re.compile(r"[-+]?(?:Inf|inf|\d{1,15}(?:\.\d{1,18})?(?:e[-+]?\d{1,3})?)")
 _SMALL = re.compile(r"\d{1,7}")
-_TYPES = frozenset("counter gauge histogram summary untyped unknown info gaugehistogram stateset".split())
+_TYPES = frozenset(
+    ["counter", "gauge", "histogram", "summary", "untyped", "unknown", "info", "gaugehistogram", "stateset"]
+)
 
 
 def redacted(page: Exposition, veil: Veil, forced: Engine | None) -> bytes | None:
@@ -126,5 +128,3 @@ def _recognised(page: Exposition, names: list[str], engine: Engine | None) -> li
     for name in left[len(names) :]:
         lines.append(f"{name} 0")
     return lines
-
-

@@ -16,10 +16,55 @@ _NOTHING = frozenset({"", "None", "null", "True", "False", "true", "false"})
 _VERSION = re.compile(r"v?b?\d{1,8}(?:\.\d{1,6}){0,4}(?:[.-]?(?:dev|rc|post|a|b|alpha|beta)\.?\d{0,8})?")
 _LOCAL = re.compile(r"\+(?:cu|cpu|rocm|xpu|tpu|hip|g(?=[0-9a-f]{7}))[0-9a-f.]{0,16}(?![A-Za-z])")
 _ORGANISATIONS = frozenset(
-    "meta-llama Qwen mistralai google deepseek-ai microsoft openai facebook nvidia NousResearch TheBloke unsloth RedHatAI "
-    "neuralmagic ibm-granite CohereForAI CohereLabs HuggingFaceTB HuggingFaceH4 bigcode tiiuae THUDM zai-org moonshotai "
-    "MiniMaxAI baidu tencent ByteDance-Seed stabilityai EleutherAI bartowski ggml-org lmsys internlm OpenGVLab 01-ai "
-    "allenai amd intel apple baichuan-inc databricks mosaicml xai-org Salesforce sentence-transformers BAAI".split()
+    [
+        "meta-llama",
+        "Qwen",
+        "mistralai",
+        "google",
+        "deepseek-ai",
+        "microsoft",
+        "openai",
+        "facebook",
+        "nvidia",
+        "NousResearch",
+        "TheBloke",
+        "unsloth",
+        "RedHatAI",
+        "neuralmagic",
+        "ibm-granite",
+        "CohereForAI",
+        "CohereLabs",
+        "HuggingFaceTB",
+        "HuggingFaceH4",
+        "bigcode",
+        "tiiuae",
+        "THUDM",
+        "zai-org",
+        "moonshotai",
+        "MiniMaxAI",
+        "baidu",
+        "tencent",
+        "ByteDance-Seed",
+        "stabilityai",
+        "EleutherAI",
+        "bartowski",
+        "ggml-org",
+        "lmsys",
+        "internlm",
+        "OpenGVLab",
+        "01-ai",
+        "allenai",
+        "amd",
+        "intel",
+        "apple",
+        "baichuan-inc",
+        "databricks",
+        "mosaicml",
+        "xai-org",
+        "Salesforce",
+        "sentence-transformers",
+        "BAAI",
+    ]
 )
 
 
@@ -123,7 +168,19 @@ class Veil:
 _URL = re.compile(r"(https?)://([^/\s]*)(/[^?#\s]*)?")
 _ROTATED = re.compile(r"(?:[.-]\d{1,8})?(?:\.gz)?$")
 _PATHS = frozenset(
-    "/metrics /prometheus/metrics /version /v1/models /props /slots /server_info /get_server_info /v1/loads /info /health".split()
+    [
+        "/metrics",
+        "/prometheus/metrics",
+        "/version",
+        "/v1/models",
+        "/props",
+        "/slots",
+        "/server_info",
+        "/get_server_info",
+        "/v1/loads",
+        "/info",
+        "/health",
+    ]
 )
 
 
