@@ -83,7 +83,8 @@ def diff(before: Report, after: Report) -> Diff:
     elif worse:
         verdict = "worse"
     elif all(c.judged == "unknown" for c in changes):
-        verdict, refusals = "not-comparable", ("no key fact is known on both sides",)
+        verdict = "not-comparable"
+        refusals.append("no key fact is known on both sides")
     else:
         verdict = "no-difference"
     return Diff(
@@ -167,10 +168,13 @@ def _change(name: str, way: Direction, before: Fact | None, after: Fact | None) 
     low_a, high_a = _interval(name, a)
     low_b, high_b = _interval(name, b)
     change = float(b.hi) - float(a.hi)
-    if low_b > high_a:
-        judged: Literal["better", "worse", "same", "unknown"] = "better" if way == "up" else "worse"
-        why = "beyond noise"
-    elif high_b < low_a:
+    judged: Literal["better", "worse", "same", "unknown"]
+    # what lies between the two values, against the spread of both together
+    rise = float(b.lo) - float(a.hi)
+    fall = float(a.lo) - float(b.hi)
+    if rise > math.hypot(high_a - float(a.hi), float(b.lo) - low_b):
+        judged, why = ("better" if way == "up" else "worse"), "beyond noise"
+    elif fall > math.hypot(float(a.lo) - low_a, high_b - float(b.hi)):
         judged, why = ("worse" if way == "up" else "better"), "beyond noise"
     else:
         judged, why = "same", "within noise"
@@ -192,7 +196,7 @@ def _interval(name: str, fact: Known) -> tuple[float, float]:
         _, b = poisson_interval(hi)
         return a, b
     if unit == "1" and fact.requests and lo == hi:
-        return wilson_interval(lo * fact.requests, fact.requests)
+        return wilson_interval(lo, fact.requests)
     if unit == "1" and fact.events:
         spread = 2 / math.sqrt(fact.events)
         return lo * (1 - spread), hi * (1 + spread)

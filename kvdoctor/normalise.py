@@ -11,7 +11,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TypeVar
 
 from kvdoctor.engines import recognise
@@ -42,23 +42,45 @@ SAME_START_S = 2.0
 
 def normalise(snapshot: Snapshot, *, engine: str | None = None) -> Intake:
     """Read every member of ``snapshot``; ``engine`` overrules detection by name."""
-    reader = _Reader(snapshot, engine)
-    for member in snapshot.members:
-        reader.read(member)
-    return reader.finish()
+    return Reader(engine).intake(snapshot)
 
 
-class _Reader:
-    def __init__(self, snapshot: Snapshot, forced: str | None) -> None:
-        self.snapshot = snapshot
-        self.forced = engines().get(forced) if forced else None
+class Reader:
+    """Normalises one snapshot after another (a sliding window); a member that was in the one before is not read again."""
+
+    def __init__(self, engine: str | None = None) -> None:
+        self._forced = engines().get(engine) if engine else None
+        self._parts: dict[Member, _Part] = {}
+
+    def intake(self, snapshot: Snapshot) -> Intake:
+        """What :func:`normalise` gives for ``snapshot``; members that are no longer in it are forgotten."""
+        year = recognise.year_of([m.time for m in snapshot.members], snapshot.taken)
+        parts = {m: self._parts.get(m) or _read(m, self._forced, year) for m in snapshot.members}
+        self._parts = parts
+        return _Assembly(snapshot, list(parts.values())).finish()
+
+    def engine_of(self, member: Member) -> Engine | None:
+        """The engine of a metrics page of the last snapshot, None for anything else."""
+        part = self._parts.get(member)
+        return part.scrapes[0][1] if part is not None and part.scrapes else None
+
+
+def _read(member: Member, forced: Engine | None, year: int | None) -> _Part:
+    part = _Part(forced, year)
+    part.read(member)
+    return part
+
+
+class _Part:
+    """What one member says. Never changed once it is read, so that it can stay in a sliding window."""
+
+    def __init__(self, forced: Engine | None, year: int | None) -> None:
+        self.forced = forced
+        self.year = year
         self.host = HostReadings()
         self.bench: list[Timed[tuple[benchcsv.BenchRow, ...]]] = []
-        self.sources: list[SourceNote] = [
-            SourceNote(m.kind, m.origin, f"missing: {m.reason}" + (f" ({m.hint})" if m.hint else ""))
-            for m in snapshot.missing
-        ]
-        self.warnings = list(snapshot.warnings)
+        self.sources: list[SourceNote] = []
+        self.warnings: list[str] = []
         self.scrapes: list[tuple[Scrape, Engine | None, SourceNote]] = []
         self.runs: list[tuple[LogRun, SourceNote]] = []
         self.slots: list[Timed[tuple[endpoints.Slot, ...]]] = []
@@ -69,7 +91,6 @@ class _Reader:
         self.versions: list[Timed[str]] = []
         self.models: list[Timed[tuple[str, float | None]]] = []
         self.commands: list[Timed[tuple[str, str]]] = []
-        self.year = recognise.year_of([m.time for m in snapshot.members], snapshot.taken)
         self.usable = False
 
     # ------------------------------------------------------------ members
@@ -306,7 +327,35 @@ class _Reader:
         self.usable = self.usable or bool(parsed.rows)
         self.bench.append(Timed(member.origin, member.time, tuple(parsed.rows)))
 
-    # ------------------------------------------------------------ targets
+
+class _Assembly:
+    """The parts of a snapshot put to the server runs they belong to."""
+
+    def __init__(self, snapshot: Snapshot, parts: Sequence[_Part]) -> None:
+        self.sources: list[SourceNote] = [
+            SourceNote(m.kind, m.origin, f"missing: {m.reason}" + (f" ({m.hint})" if m.hint else ""))
+            for m in snapshot.missing
+        ]
+        self.warnings = list(snapshot.warnings)
+        self.usable = any(p.usable for p in parts)
+        self.sources.extend(s for p in parts for s in p.sources)
+        self.warnings.extend(w for p in parts for w in p.warnings)
+        self.bench = [b for p in parts for b in p.bench]
+        self.scrapes = [s for p in parts for s in p.scrapes]
+        self.runs = [r for p in parts for r in p.runs]
+        self.slots = [i for p in parts for i in p.slots]
+        self.props = [i for p in parts for i in p.props]
+        self.info = [i for p in parts for i in p.info]
+        self.loads = [i for p in parts for i in p.loads]
+        self.iters = [i for p in parts for i in p.iters]
+        self.versions = [i for p in parts for i in p.versions]
+        self.models = [i for p in parts for i in p.models]
+        self.commands = [i for p in parts for i in p.commands]
+        self.host = HostReadings()
+        for room in fields(HostReadings):
+            into = getattr(self.host, room.name)
+            for part in parts:
+                into.extend(getattr(part.host, room.name))
 
     def finish(self) -> Intake:
         targets = self._targets()
@@ -543,7 +592,7 @@ def _servers(
     servers: dict[tuple[object, ...], list[_Page]] = {}
     for page in pages:
         scrape, engine, _ = page
-        identity = (
+        identity: tuple[object, ...] = (
             engine.name if engine else None, scrape.model,
             tuple(sorted((k, v) for k, v in scrape.labels.items())), _place(scrape.origin),
         )  # fmt: skip

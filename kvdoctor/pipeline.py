@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
 
-from kvdoctor.advise import Setting, commands, plan, with_actions
+from kvdoctor.advise import Setting, Simulated, commands, plan, with_actions
 from kvdoctor.derive import Derived, derive
 from kvdoctor.derive.view import View
 from kvdoctor.derive.vitals import series, vitals
-from kvdoctor.facts import FactSet
+from kvdoctor.facts import FactSet, Unknown
 from kvdoctor.findings import SEVERITIES, Advice, Plan, Report, SourceNote, TargetReport, Turn, Verdict, Window
 from kvdoctor.normalise import normalise
 from kvdoctor.readings import Intake, Target
@@ -18,31 +20,47 @@ from kvdoctor.rulebook.judge import choose, gravest, judge, settle
 from kvdoctor.rulebook.rule import Rule
 from kvdoctor.snapshot import Snapshot
 
+if TYPE_CHECKING:
+    from kvdoctor.readings import Scrape
+    from kvdoctor.whatif import Inputs, Interval, Lengths, WhatIfResult
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a run may vary beside rules and configuration. ``engine`` overrules detection; ``what_if`` is none, auto or full."""
+    """What a run may vary beside rules and configuration. ``engine`` overrules detection; ``what_if`` is none, auto or full.
+
+    In a replay a request is good when its first token comes within ``ttft_limit_s`` and no gap between its tokens exceeds
+    ``stall_limit_s`` (seconds).
+    """
 
     engine: str | None = None
-    what_if: str = "none"
+    what_if: Literal["none", "auto", "full"] = "none"
     config: Config = field(default_factory=Config)
+    ttft_limit_s: float = 10.0
+    stall_limit_s: float = 2.0
 
 
 def diagnose(snapshot: Snapshot, rules: Sequence[Rule], options: Options | None = None) -> Report:
     """The report on a snapshot. The same snapshot, rules and options give the same report."""
     options = options or Options()
-    intake = normalise(snapshot, engine=options.engine)
+    return diagnose_intake(normalise(snapshot, engine=options.engine), rules, options)
+
+
+def diagnose_intake(intake: Intake, rules: Sequence[Rule], options: Options) -> Report:
+    """The report on readings that are normalised already: :func:`diagnose` is normalise and this."""
     if not intake.targets:
         intake.targets.append(Target("no server", None, None, None, {}))
     derived = derive(intake)
     active = apply_config(rules, options.config)
+    replays = {view.target.name: _replay(view, options) for view in derived.views}
     targets = [_target(view, active, options, intake) for view in derived.views]
     reports = list(targets)
     group = _group(derived, targets, active, options)
     main = _main(targets, group)
     if group is not None:
         reports.append(group)
-    recommended = _plan(main, _view_of(main, derived), active)
+    view = _view_of(main, derived)
+    recommended = _plan(main, view, active, replays.get(main.name))
     return Report(main, tuple(reports), recommended, tuple(intake.warnings), intake.usable)
 
 
@@ -86,12 +104,136 @@ def _with_actions(verdicts: Sequence[Verdict], rules: Sequence[Rule], facts: Fac
     return out
 
 
-def _plan(main: TargetReport, view: View, rules: Sequence[Rule]) -> Plan:
+def _plan(main: TargetReport, view: View, rules: Sequence[Rule], replayed: WhatIfResult | None) -> Plan:
     names = {v.rule for v in main.findings if v.muted_by is None}
     policies = {rule.name: rule.body.policy for rule in rules if rule.name in names and rule.body.policy}
     ordered = sorted(main.findings, key=lambda v: (v.rule != main.verdict.rule, v.stage, v.id))
     facts = FactSet(dict(main.facts))
-    return plan(ordered, policies, _setting(view, facts))
+    if replayed is None or not replayed.rows:
+        say = "" if replayed is None else replayed.say
+        return plan(ordered, policies, _setting(view, facts), why_no_replay=say)
+    simulated = Simulated(
+        rows=replayed.rows,
+        to={one.lever: (one.value, one.lo, one.hi) for one in replayed.settings},
+        effect={one.lever: one.effect for one in replayed.settings},
+        next_limit={one.lever: one.next_limit for one in replayed.settings},
+        watermark=replayed.watermark,
+        basis="; ".join((replayed.say, "assumed: " + ", ".join(replayed.assumed))),
+    )
+    return plan(ordered, policies, _setting(view, facts), simulated)
+
+
+# ---------------------------------------------------------------------------------------------------------------- what-if
+
+
+def _replay(view: View, options: Options) -> WhatIfResult | None:
+    """Replay the target's load and put ``whatif.*`` among its facts; None when the mode forbids it."""
+    from kvdoctor.sim import Goal
+    from kvdoctor.whatif import replay
+
+    result = replay(
+        _observed(view), mode=options.what_if, goal=Goal(options.ttft_limit_s, options.stall_limit_s)
+    )
+    for name, fact in result.facts.items():
+        view.facts.set(name, fact)
+    return result if options.what_if != "none" else None
+
+
+def _observed(view: View) -> Inputs:
+    """The plain numbers a replay is made from."""
+    from kvdoctor.whatif import Inputs, Observed
+
+    target, facts = view.target, view.facts
+    engines = max(1, len(view.rank_names))
+    pools = {rank.number("kv.pool_tokens") for rank in view.ranks.values()} - {None}
+    blocks = {rank.number("kv.block_tokens") for rank in view.ranks.values()} - {None}
+    enabled = facts.known("prefix.enabled")
+    observed = Observed(
+        intervals=_intervals(view),
+        prompt=_lengths(view, "work.prompt"),
+        output=_lengths(view, "work.output"),
+        max_tokens=_lengths(view, "work.max_tokens"),
+        token_gap=_lengths(view, "latency.itl"),
+        prefill_tokens_per_s=facts.number("tok.prefill_speed"),
+        # engines with unequal pools are not replayed: one pool size would be made up for some of them
+        pool_tokens=_whole(pools.pop()) if len(pools) == 1 else None,
+        block_tokens=_whole(blocks.pop()) if len(blocks) == 1 else None,
+        engines=engines,
+        bytes_per_token=_whole(facts.number("kv.bytes_per_token")),
+        max_running=_whole(facts.number("req.limit_running")),
+        batch_tokens=_whole(_figure(target.setting("batch_tokens"))),
+        max_model_len=_whole(_figure(target.setting("max_model_len"))),
+        prefix_caching=enabled.hi if enabled is not None and isinstance(enabled.hi, bool) else None,
+        reused_share=facts.number("prefix.hit_share"),
+    )
+    return Inputs(
+        observed,
+        target.engine,
+        target.version,
+        target.args,
+        facts["kv.pressure"],
+        facts["preempt.count"],
+        facts["req.waiting_max"],
+    )
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None or not math.isfinite(value) or value < 1 else round(value)
+
+
+def _figure(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None
+
+
+def _lengths(view: View, role: str) -> Lengths | None:
+    """The histogram of the window as plain buckets; None without one or with nothing in it."""
+    from kvdoctor.whatif import Lengths
+
+    gathered = view.histogram(role)
+    if isinstance(gathered, Unknown) or gathered[1] == "L":
+        return None
+    histogram = gathered[0]
+    if not histogram.buckets or histogram.buckets[-1][1] <= 0:
+        return None
+    return Lengths(histogram.buckets, histogram.sum)
+
+
+def _intervals(view: View) -> tuple[Interval, ...]:
+    """What happened between consecutive scrapes; empty where one of the counts is missing in a scrape."""
+    from kvdoctor.whatif import Interval
+
+    rows: list[tuple[float | None, float, float, float, float]] = []
+    for scrape in view.target.scrapes:
+        running, waiting = _sum(scrape, "req.running"), _sum(scrape, "req.waiting")
+        finished, preempted = _sum(scrape, "req.finished"), _sum(scrape, "preempt.total")
+        if running is None or waiting is None:
+            return ()
+        # a labelled counter of finished requests appears with the first that ends
+        rows.append((scrape.time, finished if finished is not None else math.nan, preempted if preempted is not None else math.nan, running, waiting))  # fmt: skip
+    out: list[Interval] = []
+    for (t0, f0, p0, r0, w0), (t1, f1, p1, r1, w1) in zip(rows, rows[1:], strict=False):
+        done, hit = _grown(f0, f1), _grown(p0, p1)
+        if done is None or hit is None:
+            return ()
+        out.append(Interval(None if t0 is None or t1 is None else t1 - t0, done, hit, r0, w0, r1, w1))
+    return tuple(out)
+
+
+def _grown(before: float, after: float) -> float | None:
+    """Growth of a counter; one that is absent at first and there later began at nothing. None: never told, or reset."""
+    if math.isnan(after):
+        return None
+    if math.isnan(before):
+        return after
+    return after - before if after >= before else None
+
+
+def _sum(scrape: Scrape, role: str) -> float | None:
+    found = [reading.value for reading in scrape.values.get(role, {}).values()]
+    return math.fsum(found) if found else None
 
 
 def _report(name: str, view: View, verdicts: list[Verdict], facts: FactSet, intake: Intake) -> TargetReport:

@@ -8,18 +8,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from kvdoctor.engines.base import Args, Engine
-from kvdoctor.findings import SourceNote
-from kvdoctor.parse.benchcsv import BenchRow
-from kvdoctor.parse.endpoints import Loads, Props, ServerInfo, Slot
-from kvdoctor.parse.gpu import GpuReport
-from kvdoctor.parse.iterstats import IterationRow
-from kvdoctor.parse.kernel import CgroupMemory, KernelLog, Kube, MemInfo, ProcessTable
-from kvdoctor.parse.probe_result import ProbeResult
-from kvdoctor.parse.serverlog import LogEvent
-from kvdoctor.parse.torch_snapshot import TorchSnapshot
+if TYPE_CHECKING:
+    from kvdoctor.engines.base import Args, Engine
+    from kvdoctor.findings import SourceNote
+    from kvdoctor.parse.benchcsv import BenchRow
+    from kvdoctor.parse.endpoints import Loads, Props, ServerInfo, Slot
+    from kvdoctor.parse.gpu import GpuReport
+    from kvdoctor.parse.iterstats import IterationRow
+    from kvdoctor.parse.kernel import CgroupMemory, KernelLog, Kube, MemInfo, ProcessTable
+    from kvdoctor.parse.probe_result import ProbeResult
+    from kvdoctor.parse.serverlog import LogEvent
+    from kvdoctor.parse.torch_snapshot import TorchSnapshot
+
 
 T = TypeVar("T")
 

@@ -286,10 +286,12 @@ def _stretch(intervals: Sequence[Interval], most: int) -> _Stretch | Unknown:
     if not busy:
         return Unknown("nothing was served in the window")
     clients = closed_loop(busy)
-    if clients is None and any(one.seconds is None or one.seconds <= 0 for one in busy):
-        return Unknown(
-            "the samples carry no time, so the arrivals cannot be replayed", "name the files with an epoch, or scrape live"
-        )
+    clocked = all(one.seconds is not None and one.seconds > 0 for one in busy)
+    timeless = Unknown(
+        "the samples carry no time, so the arrivals cannot be replayed", "name the files with an epoch, or scrape live"
+    )
+    if clients is None and not clocked:
+        return timeless
     best: tuple[float, float, int, int] | None = None
     end, arrived = 0, 0.0
     for start in range(len(busy)):
@@ -312,7 +314,9 @@ def _stretch(intervals: Sequence[Interval], most: int) -> _Stretch | Unknown:
     part = busy[-best[2] : best[3]]
     requests = round(part[0].before + math.fsum(one.arrived for one in part))
     seconds = [one.seconds for one in part]
-    if clients is not None and (requests <= clients or clients < 2):
+    if clients is not None and requests <= clients:
+        if not clocked:
+            return timeless
         clients = None
     return _Stretch(
         part,
@@ -753,9 +757,8 @@ def _choose(
 
 def _accepted(count: float) -> tuple[float, float]:
     """Replayed counts that reproduce ``count``: the stated error, or the 95 % Poisson interval where that is wider."""
-    root = math.sqrt(count)
-    lo = max(0.0, count + 1.92 - 1.96 * math.sqrt(count + 0.96)) if count else 0.0
-    hi = count + 1.92 + 1.96 * math.sqrt(count + 0.96) if root or count == 0 else count
+    half = 1.96 * math.sqrt(count + 0.96)
+    lo, hi = max(0.0, count + 1.92 - half), count + 1.92 + half
     return min(lo, count * (1 - COUNT_ERROR)), max(hi, count * (1 + COUNT_ERROR))
 
 

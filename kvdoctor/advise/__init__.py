@@ -24,6 +24,18 @@ class Setting:
     facts: FactSet
 
 
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """What the replays of this load say: rows for the plan and, per lever, (best value, lowest, highest that do as well)."""
+
+    rows: tuple[WhatIf, ...]
+    to: Mapping[str, tuple[float, float, float]]
+    effect: Mapping[str, str]
+    next_limit: Mapping[str, str]
+    watermark: Watermark | None
+    basis: str
+
+
 OPPOSITE: Mapping[str, str] = {"up": "down", "down": "up", "on": "off", "off": "on"}
 
 
@@ -127,9 +139,14 @@ def plan(
     findings: Sequence[Verdict],
     policies: Mapping[str, Mapping[str, object]],
     setting: Setting,
-    what_if: tuple[WhatIf, ...] | None = None,
+    simulated: Simulated | None = None,
+    *,
+    why_no_replay: str = "",
 ) -> Plan:
-    """One plan from the unmuted findings: no lever twice, never two that pull in opposite directions (the graver wins)."""
+    """One plan from the unmuted findings: no lever twice, never two that pull in opposite directions (the graver wins).
+
+    Levers that were replayed on this load get the value and the effect found there. ``why_no_replay`` goes into the basis.
+    """
     chosen: dict[str, Action] = {}
     patch: dict[str, object] = {}
     for verdict in findings:
@@ -138,18 +155,40 @@ def plan(
         for act in verdict.actions:
             if act.lever in chosen or _against(act, chosen):
                 continue
-            chosen[act.lever] = act
+            chosen[act.lever] = act if simulated is None else _simulated(act, simulated)
         for key, value in policies.get(verdict.rule, {}).items():
             patch.setdefault(key, value)
     watermark, how = _watermark(setting.facts)
+    if simulated is not None and simulated.watermark is not None:
+        watermark = simulated.watermark
     high = Watermark(ALERT_HIGH, ALERT_HIGH, ALERT_HIGH)
     low = Watermark(ALERT_LOW, ALERT_LOW, ALERT_LOW)
     basis = (
         "the alert pair is the published default for queueing and shared devices, on KV-pool usage, never on device memory; "
         + ("the admission watermark was found by replaying this load" if watermark is not None else
-           "the admission watermark needs a replay of this load (kvdoctor diagnose --what-if auto, with arrivals and lengths)")
+           "the admission watermark needs a replay of this load "
+           f"({why_no_replay or 'kvdoctor diagnose --what-if auto, with arrivals and lengths'})")
+        + (f" ({simulated.basis})" if simulated is not None else "")
     )  # fmt: skip
-    return Plan(high, low, watermark, basis, how, tuple(chosen.values()), patch or None, what_if)
+    if watermark is not None and "admission.free_share" in patch:
+        patch["admission.free_share"] = watermark.value
+    rows = simulated.rows if simulated is not None else None
+    return Plan(high, low, watermark, basis, how, tuple(chosen.values()), patch or None, rows)
+
+
+def _simulated(act: Action, simulated: Simulated) -> Action:
+    """The action with the value and effect of the replay, where the lever was replayed and is there to turn."""
+    found = simulated.to.get(act.lever)
+    if found is None or act.flag is None:
+        return act
+    value, low, high = found
+    to = f"about {value:g}" + (f" ({low:g} to {high:g} do as well)" if low < high else "")
+    return replace(
+        act,
+        to=to if act.direction not in ("on", "off") else act.to,
+        effect=f"{act.effect} {simulated.effect[act.lever]}".strip(),
+        next_limit=simulated.next_limit[act.lever] or act.next_limit,
+    )
 
 
 def _watermark(facts: FactSet) -> tuple[Watermark | None, How | None]:

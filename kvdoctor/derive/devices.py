@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from kvdoctor.parse import Unread
-from kvdoctor.parse.gpu import GpuReading
-from kvdoctor.readings import HostReadings
+
+if TYPE_CHECKING:
+    from kvdoctor.parse.gpu import GpuReading
+    from kvdoctor.readings import HostReadings
 
 
 def readings(host: HostReadings) -> dict[str, list[tuple[GpuReading, str]]]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kvdoctor.derive.view import View
 from kvdoctor.facts import FactSet, Known, Unknown, bound, estimated, measured
-from kvdoctor.parse.benchcsv import BenchRow
-from kvdoctor.readings import Timed
+
+if TYPE_CHECKING:
+    from kvdoctor.parse.benchcsv import BenchRow
+    from kvdoctor.readings import Timed
 
 POLICY_SETTINGS = (
     "free_share",

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kvdoctor.derive import devices
 from kvdoctor.derive.view import View, slope
 from kvdoctor.facts import FACTS as TABLE
 from kvdoctor.facts import FactSet, Known, Unknown, combine, estimated, measured
 from kvdoctor.parse import Unread
-from kvdoctor.parse.gpu import GpuReading
-from kvdoctor.parse.kernel import Stall, Stamp, Xid
-from kvdoctor.readings import HostReadings
+
+if TYPE_CHECKING:
+    from kvdoctor.parse.gpu import GpuReading
+    from kvdoctor.parse.kernel import Stall, Stamp, Xid
+    from kvdoctor.readings import HostReadings
 
 JOIN_S = 600.0
 """An Xid further than this from any error of the server is a story of its own."""

@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from kvdoctor.derive import devices
 from kvdoctor.derive.view import View
 from kvdoctor.facts import FACTS as TABLE
 from kvdoctor.facts import Fact, FactSet, How, Known, Unknown, combine, estimated, measured
 from kvdoctor.findings import DeviceMemory, MemoryPart
-from kvdoctor.parse import Unread, torch_snapshot
-from kvdoctor.parse.gpu import GpuProcess
-from kvdoctor.parse.kernel import Process
-from kvdoctor.parse.serverlog import LogEvent
-from kvdoctor.readings import HostReadings, LogRun
+from kvdoctor.parse import Unread
+
+if TYPE_CHECKING:
+    from kvdoctor.parse.gpu import GpuProcess
+    from kvdoctor.parse.kernel import Process
+    from kvdoctor.parse.serverlog import LogEvent
+    from kvdoctor.readings import HostReadings, LogRun
 
 FRAGMENT_SHARE = 0.03
 FOREIGN_ROUNDING = 0.01
@@ -697,6 +700,8 @@ def _hybrid(view: View) -> None:
 
 
 def _fragments(view: View, host: HostReadings) -> None:
+    if host.torch:
+        from kvdoctor.parse import torch_snapshot
     for timed in host.torch:
         for device in sorted({s.device for s in timed.value.segments}):
             result = torch_snapshot.analyse(timed.value, device)

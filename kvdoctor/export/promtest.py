@@ -165,7 +165,14 @@ _FINISHED = 0.4
 SCENES: tuple[Scene, ...] = (
     Scene(
         name="a full pool that thrashes",
-        gauges={"req.running": 32, "req.waiting": 8, "kv.usage": 0.98, "kv.info": 1},
+        gauges={
+            "req.running": 32,
+            "req.waiting": 8,
+            "req.swapped": 0,
+            "kv.usage": 0.98,
+            "kv.used_tokens": 98_000,
+            "kv.pool_tokens": 100_000,
+        },
         counters={
             "req.finished": _FINISHED,
             "preempt.total": 0.5,
@@ -188,6 +195,7 @@ SCENES: tuple[Scene, ...] = (
             "work.prompt": Gathered({"200.0": 0.2, "500.0": 0.4, "+Inf": 0.4}, 100),
             "work.output": Gathered({"500.0": 0.2, "1000.0": 0.4, "+Inf": 0.4}, 200),
             "observer.preemptions": Gathered({"0.0": 0.2, "1.0": 0.25, "2.0": 0.3, "+Inf": 0.4}, 0.5),
+            "preempt.per_request": Gathered({"0.0": 0.2, "1.0": 0.25, "2.0": 0.3, "+Inf": 0.4}, 0.5),
         },
         facts={
             "req.running": 32,
@@ -234,7 +242,14 @@ SCENES: tuple[Scene, ...] = (
     ),
     Scene(
         name="a server at ease",
-        gauges={"req.running": 4, "req.waiting": 0, "kv.usage": 0.25, "kv.info": 1},
+        gauges={
+            "req.running": 4,
+            "req.waiting": 0,
+            "req.swapped": 0,
+            "kv.usage": 0.25,
+            "kv.used_tokens": 25_000,
+            "kv.pool_tokens": 100_000,
+        },
         counters={
             "req.finished": _FINISHED,
             "preempt.total": 0,
@@ -255,6 +270,7 @@ SCENES: tuple[Scene, ...] = (
             "work.prompt": Gathered({"200.0": 0.2, "500.0": 0.4, "+Inf": 0.4}, 100),
             "work.output": Gathered({"500.0": 0.2, "1000.0": 0.4, "+Inf": 0.4}, 200),
             "observer.preemptions": Gathered({"0.0": 0.4, "1.0": 0.4, "2.0": 0.4, "+Inf": 0.4}, 0),
+            "preempt.per_request": Gathered({"0.0": 0.4, "1.0": 0.4, "2.0": 0.4, "+Inf": 0.4}, 0),
         },
         facts={
             "req.running": 4,
@@ -374,12 +390,10 @@ def _raw(templates: Templates, scene: Scene, count: int) -> dict[str, str]:
             out.setdefault(f"{name.name}{_labels(labels)}", _rising(track, count))
         else:
             out.setdefault(f"{name.name}{_labels(labels)}", f"{track / name.scale:.12g}x{count}")
-    if templates.name("req.waiting_reason") is not None:
-        reason = templates.name("req.waiting_reason")
-        assert reason is not None
-        labels = {**_SERVER, engine.rank_labels[0]: "0", reason.by: "capacity"} if reason.by and engine.rank_labels else {}
-        if labels:
-            out.setdefault(f"{reason.name}{_labels(labels)}", f"{scene.gauges['req.waiting']:.12g}x{count}")
+    reason = templates.name("req.waiting_reason")
+    if reason is not None and reason.by:
+        labels = {**_SERVER, **{label: "0" for label in engine.rank_labels[:1]}, reason.by: "capacity"}
+        out.setdefault(f"{reason.name}{_labels(labels)}", f"{scene.gauges['req.waiting']:.12g}x{count}")
     return out
 
 

@@ -164,11 +164,17 @@ class ParsedLog:
 
 
 MAX_LINE = 65_536
-CHUNK = 4 << 20
+CHUNK = 1 << 20
 KEEP_STATS = 20_000
 KEEP_FIRST = 400
 KEEP_LAST = 1_600
-CONTEXT = 65_536
+KEEP_NOISE = 400
+KEEP_OOM = 100
+ABOVE = 160
+ABOVE_LINE = 2_048
+FOLLOW_LINE = 4_096
+HELD_BYTES = 4 << 20
+SHAPE_BYTES = 8 << 20
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]{0,32}[A-Za-z]|\x1b\][^\x07]{0,256}\x07")
 _UNITS = {
@@ -197,12 +203,20 @@ class Line:
 
 _CRI = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)) (?:stdout|stderr) [FP] ")
 _COMPOSE = re.compile(r"[A-Za-z0-9][\w.-]{0,80} {0,40}\| ")
+# journalctl -o short, short-precise, short-iso, short-full (a zone's name says no offset, but UTC) and short-unix
 _JOURNAL = re.compile(
-    r"((?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d\d:\d\d:\d\d|"
-    r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)) \S{1,255} [\w@./-]{1,128}\[(\d+)\]: "
+    r"((?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,6})?|"
+    r"(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) )?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d| [A-Z]{3,5})|"
+    r"\d{9,11}\.\d{6}) [\w.-]{1,255} [\w@./-]{1,128}\[(\d+)\]: "
 )
 _KUBECTL = re.compile(r"\[pod/[^\]\s]{1,256}\] |pod/[\w.-]{1,253}/[\w.-]{1,63}: ")
 _ISO_LEAD = re.compile(r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)[\t ]+")
+# what stands behind a time stamp that a wrapper put there: a log line with its own time, or one that has none
+_INNER = re.compile(
+    r"(?:\([^)\n]{1,120}\) )?(?:(?:INFO|WARNING|ERROR|DEBUG|CRITICAL):? {1,5}(?!text_generation|lorax|batch|health)|\[|\{|slot |srv |"
+    r"time=|\d{4}[-/]\d\d[-/]\d\d|\(\w{1,64}[^)\n]{0,40} pid=\d)"
+)
+_LOGFMT = re.compile(r"(?:time|ts|t|level|lvl)=\S")
 _GKE_LEVEL = re.compile(
     r"(?:INFO|WARNING|WARN|ERROR|DEBUG|DEFAULT|CRITICAL|NOTICE) (?=[\[({]|(?:INFO|WARNING|ERROR|DEBUG)\b)"
 )
@@ -216,14 +230,17 @@ _MONTHS = {
     m: i + 1 for i, m in enumerate(["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"])
 }
 _STAMP = re.compile(
-    r"(?P<y>\d{4})[-/](?P<mo>\d\d)[-/](?P<d>\d\d)[T ](?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)(?P<f>[.,]\d{1,9})?"
-    r"(?P<z>Z|[+-]\d\d:?\d\d)?"
+    r"(?P<y>\d{4})[-/](?P<mo>\d\d)[-/](?P<d>\d\d)(?:[T ]| - )(?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)(?P<f>[.,]\d{1,9})?"
+    r"(?P<z> ?UTC| ?Z|[+-]\d\d:?\d\d)?"
+)
+_STAMP_US = re.compile(  # TensorRT-LLM: 11/29/2025-13:04:50
+    r"(?<!\d)(?P<mo>\d\d)/(?P<d>\d\d)/(?P<y>\d{4})[- ](?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)(?P<f>[.,]\d{1,6})?(?P<z>(?!))?"
 )
 _STAMP_SHORT = re.compile(
     r"(?<!\d)(?P<mo>\d\d)-(?P<d>\d\d) (?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)(?P<f>[.,]\d{1,6})?(?!\d)"
 )
 _STAMP_SYSLOG = re.compile(
-    r"(?P<mon>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) +(?P<d>\d{1,2}) (?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)"
+    r"\b(?P<mon>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) {1,2}(?P<d>\d{1,2}) (?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)(?P<f>\.\d{1,6})?"
 )
 
 
@@ -241,7 +258,7 @@ def parse_time(text: str, year: int | None) -> tuple[float | None, str]:
     ``yearless`` (``year`` was filled in; 1972, a leap year, when none is known). ``(None, '')`` when there is none.
     """
     head = text[:200]
-    match = _STAMP.search(head)
+    match = _STAMP.search(head) or _STAMP_US.search(head)
     if match:
         base = _epoch(*(int(match[k]) for k in ("y", "mo", "d", "h", "mi", "s")))
         if base is None:
@@ -249,7 +266,7 @@ def parse_time(text: str, year: int | None) -> tuple[float | None, str]:
         if match["f"]:
             base += float("0." + match["f"][1:])
         zone = match["z"]
-        if zone and zone != "Z":
+        if zone and zone[-1] not in "ZC":
             sign = 1 if zone[0] == "+" else -1
             base -= sign * (int(zone[1:3]) * 3600 + int(zone[-2:]) * 60)
         return base, "zone" if zone else "local"
@@ -262,6 +279,8 @@ def parse_time(text: str, year: int | None) -> tuple[float | None, str]:
     match = _STAMP_SYSLOG.search(head)
     if match:
         base = _epoch(year or 1972, _MONTHS[match["mon"]], *(int(match[k]) for k in ("d", "h", "mi", "s")))
+        if base is not None and match["f"]:
+            base += float("0" + match["f"])
         return base, "yearless" if base is not None else ""
     return None, ""
 
@@ -316,11 +335,15 @@ class Unwrapper:
     def __call__(self, raw: str) -> list[Line]:
         """The bare line or, where one physical line holds several (escaped newlines), all of them."""
         text = _plain(raw)
-        when: float | None = None
-        for _ in range(4):  # wrappers nest: journald around docker-compose around the engine
-            stripped, stamp = self._peel(text)
-            if stamp is not None and when is None:
-                when = stamp
+        zoned: float | None = None
+        loose: tuple[float, str] | None = None
+        for _ in range(5):  # wrappers nest: journald around docker-compose around the engine
+            stripped, stamp, clock = self._peel(text)
+            if stamp is not None and zoned is None:
+                if clock == "zone":
+                    zoned = stamp
+                else:
+                    loose = loose or (stamp, clock)
             if stripped is None:
                 break
             text = _plain(stripped)
@@ -340,72 +363,72 @@ class Unwrapper:
             match = _SGLANG_RANK.search(text[:80])
             if match:
                 rank = "_".join(match.group(1).split())
-        if when is None:
+        when = zoned
+        if when is not None:
+            self.clock = "zone"
+        else:
             when, clock = parse_time(text, self.year)
+            if when is None and loose is not None:
+                when, clock = loose
             if clock and (not self.clock or clock == "zone"):
                 self.clock = clock
-        else:
-            self.clock = "zone"
+        if _LOGFMT.match(text):
+            text = text.replace('\\"', '"')
         if "\\n" in text and ("Traceback" in text or "rror" in text):
             parts = [p for p in text.replace("\\\\n", "\\n").split("\\n") if p]
         else:
             parts = text.split("\n") if "\n" in text else [text]
         return [Line(part.rstrip("\r"), when, rank, pid, repeat) for part in parts if part]
 
-    def _peel(self, text: str) -> tuple[str | None, float | None]:
+    def _peel(self, text: str) -> tuple[str | None, float | None, str]:
+        """The text without its outermost wrapper (None: there is none), the wrapper's time and how sure it is."""
         first = text[:1]
         if first == "{" and text.rstrip()[-1:] == "}":
             found = _from_json(text)
-            if found is not None:
-                self._met("json")
-                return found[0], found[1]
-            return None, None
+            if found is None:
+                return None, None, ""
+            self._met("json")
+            return found[0], found[1], "zone"
         if first.isdigit():
             match = _CRI.match(text)
             if match:
                 self._met("cri")
-                return text[match.end() :], parse_time(match.group(1), None)[0]
+                return text[match.end() :], parse_time(match.group(1), None)[0], "zone"
         match = _JOURNAL.match(text)
         if match:
             self._met("journald")
+            if match.group(1)[:9].isdigit():
+                return text[match.end() :], float(match.group(1)), "zone"
             when, clock = parse_time(match.group(1), self.year)
-            return text[match.end() :], when if clock == "zone" else None
+            return text[match.end() :], when, clock
         if first.isdigit():
             match = _ISO_LEAD.match(text)
-            if (
-                match
-                and text[match.end() : match.end() + 1] in "[({IWED"
-                and not text[match.end() :].startswith(
-                    ("INFO text_generation", "ERROR text_generation", "WARN text_generation", "ERROR batch")
-                )
-            ):
-                inner = text[match.end() :]
-                if parse_time(inner, self.year)[0] is not None:
-                    self._met("kubernetes")
-                    when, clock = parse_time(match.group(1), None)
-                    return inner, when if clock == "zone" else None
+            if match and _INNER.match(text, match.end()):
+                self._met("kubernetes")
+                when, clock = parse_time(match.group(1), None)
+                return text[match.end() :], when, clock
         if first == "[" or first == "p":
             match = _KUBECTL.match(text)
             if match:
                 self._met("kubectl")
-                return text[match.end() :], None
+                return text[match.end() :], None, ""
         match = _COMPOSE.match(text)
         if match:
             self._met("compose")
-            return text[match.end() :], None
+            return text[match.end() :], None, ""
         match = _GKE_LEVEL.match(text)
         if match:
             inner = text[match.end() :]
             # the engine's own "INFO 03-19 ..." starts with a level too: peel only where another level follows
             if re.match(r"(?:\([^)]{1,120}\) )?(?:INFO|WARNING|WARN|ERROR|DEBUG|CRITICAL)\b", inner):
                 self._met("gke")
-                return inner, None
+                return inner, None, ""
         if first == "(":
             match = _RAY.match(text)
             if match and _VLLM_RANK.search(text[match.end() : match.end() + 120]):
                 self._met("ray")
-                return text[match.end() :], None
-        return None, None
+                return text[match.end() :], None, ""
+        return None, None, ""
 
     def _met(self, name: str) -> None:
         self.met[name] = self.met.get(name, 0) + 1
@@ -419,6 +442,7 @@ class _Compiled:
     template: LogTemplate
     literal: str
     pattern: re.Pattern[str]
+    shape: bytes
 
 
 def _value(name: str, text: str, scale: Mapping[str, float]) -> tuple[str, object]:
@@ -450,22 +474,69 @@ _TEXT_FIELDS = frozenset(
 )
 
 
+# Counters, ports, times and hexadecimal ids are what differs between the lines of one statement in a program: without
+# digits, and with the letters of hexadecimal digits made one, such lines have the same bytes.
+_SAME_LETTER = bytes.maketrans(b"bcdef", b"aaaaa")
+_DIGITS = b"0123456789"
+
+
+def line_shape(raw: bytes) -> bytes:
+    """What stays of a line (or of a block of lines) when numbers and hexadecimal ids are taken out."""
+    return raw.translate(_SAME_LETTER, _DIGITS)
+
+
+@dataclass(slots=True)
+class Kind:
+    """What lines of one shape can be: the templates whose literal fits, whether a message for lack of memory, whether cut.
+
+    ``literals`` are looked for in the line itself (a shape forgets digits); none for a line that may only be the first
+    half of a broken message. ``misses`` counts lines that held a literal and were nothing.
+    """
+
+    candidates: tuple[_Compiled, ...]
+    literals: tuple[bytes, ...]
+    oom: bool
+    broken: bool
+    misses: int = 0
+    ids: tuple[str, ...] | None = None
+
+
 class Matcher:
-    """Templates ready to run over lines; the literals they need are found first, patterns run only where one was."""
+    """Templates ready to run over lines. Shapes of lines are judged once; patterns run only where a literal is."""
 
     def __init__(self, templates: Sequence[LogTemplate]) -> None:
-        self.compiled = [_Compiled(t, t.literal, re.compile(t.pattern)) for t in templates]
-        literals = sorted({t.literal for t in templates} | set(OOM_LITERALS), key=len)
-        keep: list[str] = []
-        for literal in literals:
-            if not any(short in literal for short in keep):
-                keep.append(literal)
-        self.needles = [literal.encode() for literal in keep]
+        self.compiled = [
+            _Compiled(t, t.literal, re.compile(t.pattern), line_shape(t.literal.encode())) for t in templates
+        ]
+        self._oom = [(literal.encode(), line_shape(literal.encode())) for literal in OOM_LITERALS]
+        shapes = sorted({c.shape for c in self.compiled} | {shape for _, shape in self._oom}, key=len)
+        self.needles: list[bytes] = []
+        for shape in shapes:
+            if not any(short in shape for short in self.needles):
+                self.needles.append(shape)
+        stems = {shape[:end] for shape in shapes for end in range(_SHORTEST_STEM, len(shape))}
+        self._stems = {size: {s for s in stems if len(s) == size} for size in {len(s) for s in stems}}
 
-    def match(self, text: str) -> list[tuple[str, str, dict[str, object]]]:
+    def kind(self, shape: bytes) -> Kind | None:
+        """What a line of this shape can be; None: nothing."""
+        for needle in self.needles:
+            if needle in shape:
+                break
+        else:
+            if any(shape[-size:] in stems for size, stems in self._stems.items()):
+                return Kind(tuple(self.compiled), (), False, True)
+            return None
+        candidates = tuple(c for c in self.compiled if c.shape in shape)
+        wordings = [literal for literal, folded in self._oom if folded in shape]
+        literals = dict.fromkeys([*(c.literal.encode() for c in candidates), *wordings])
+        return Kind(candidates, tuple(literals), bool(wordings), False)
+
+    def match(
+        self, text: str, among: Sequence[_Compiled] | None = None
+    ) -> list[tuple[str, str, dict[str, object]]]:
         """(template id, event, fields) of every template instance in a line; a glued line gives several."""
         found: list[tuple[str, str, dict[str, object]]] = []
-        for compiled in self.compiled:
+        for compiled in self.compiled if among is None else among:
             if compiled.literal not in text:
                 continue
             for match in itertools.islice(compiled.pattern.finditer(text), 8):
@@ -475,6 +546,7 @@ class Matcher:
         return found
 
 
+_SHORTEST_STEM = 5
 OOM_LITERALS = oom.LITERALS
 _EXIT_137 = ("code 137", "code: 137", "code=137", "status 137", 'code": 137', 'code":137')
 GENERIC: tuple[LogTemplate, ...] = (
@@ -580,12 +652,11 @@ def scan(
 ) -> ParsedLog:
     """Read a log once, in bounded memory, and return its events in order.
 
-    ``stream`` is read to its end in ``chunk``-byte pieces; only lines that hold a template's literal (or an out-of-memory
-    wording) are decoded. ``year`` dates timestamps that have none. Lines over 64 KiB are cut before any pattern runs.
+    ``stream`` is read to its end in ``chunk``-byte pieces. Lines are told apart by their shape; only those that can be a
+    message are decoded. Of a message that occurs thousands of times the first and the last are read (:class:`_Bag`).
+    ``year`` dates timestamps that have none. Lines over 64 KiB are cut before any pattern runs.
     """
-    matcher = Matcher([*templates, *GENERIC])
-    unwrap = Unwrapper(year)
-    bag = _Bag()
+    reader = _LogReader(Matcher([*templates, *GENERIC]), Unwrapper(year))
     head = stream.read(chunk)
     encoding = detect_encoding(head)
     pieces: Iterator[bytes]
@@ -595,54 +666,30 @@ def scan(
         pieces = _chunks(
             _Prefixed(head[2:] if head[:2] in (b"\xff\xfe", b"\xfe\xff") else head, stream), encoding, chunk
         )
-    line_no = 1
     carry = b""
-    context = b""
-    bad = 0
-    first_time: float | None = None
-    last_time: float | None = None
     overlong = False
     for piece in pieces:
         data = carry + piece if not overlong else piece
         cut = data.rfind(b"\n")
         if cut < 0:
-            if overlong:
-                continue
-            if len(data) > 2 * MAX_LINE:
+            if not overlong and len(data) > 2 * MAX_LINE:
                 # a line longer than the bound: judge its start, then skip to its end
-                bad += 1
-                first_time, last_time = _scan_block(
-                    data[:MAX_LINE], context, line_no, matcher, unwrap, bag, first_time, last_time
-                )
-                overlong, carry = True, b""
-            else:
-                carry = data
+                reader.bad += 1
+                reader.block(data[:MAX_LINE])
+                overlong, data = True, b""
+            carry = b"" if overlong else data
             continue
-        block, rest = data[: cut + 1], data[cut + 1 :]
+        block, carry = data[:cut], data[cut + 1 :]
         if overlong:
-            start = block.find(b"\n") + 1
-            line_no += 1
-            block = block[start:]
             overlong = False
-        if block:
-            first_time, last_time = _scan_block(block, context, line_no, matcher, unwrap, bag, first_time, last_time)
-            line_no += block.count(b"\n")
-            context = (context + block)[-CONTEXT:] if len(block) < CONTEXT else block[-CONTEXT:]
-        carry = rest
+            end = block.find(b"\n")
+            if end < 0:
+                continue
+            block = block[end + 1 :]
+        carry = reader.block(block, more=True) + carry
     if carry and not overlong:
-        first_time, last_time = _scan_block(carry, context, line_no, matcher, unwrap, bag, first_time, last_time)
-        line_no += 1
-    return ParsedLog(
-        events=bag.all(),
-        lines=line_no - 1,
-        bad_lines=bad,
-        first_time=first_time,
-        last_time=last_time,
-        clock=unwrap.clock,
-        wrapping=max(unwrap.met, key=lambda k: unwrap.met[k]) if unwrap.met else "",
-        encoding=encoding,
-        dropped=bag.dropped,
-    )
+        reader.block(carry)
+    return reader.finish(encoding)
 
 
 class _Prefixed:
@@ -659,96 +706,343 @@ class _Prefixed:
         return self._rest.read(size)
 
 
-def _hits(block: bytes, needles: Sequence[bytes]) -> list[int]:
-    """Start offsets of the lines of ``block`` that hold any needle, ascending, each once."""
-    starts: set[int] = set()
-    for needle in needles:
-        at = block.find(needle)
-        while at >= 0:
-            starts.add(block.rfind(b"\n", 0, at) + 1)
-            end = block.find(b"\n", at)
-            if end < 0:
-                break
-            at = block.find(needle, end + 1)
-    return sorted(starts)
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A line that is read at the end, if it is then among the newest of its kind."""
+
+    number: int
+    raw: bytes
+    follow: tuple[bytes, ...]
+    above: tuple[bytes, ...]
+    kind: Kind
+
+    @property
+    def size(self) -> int:
+        return len(self.raw) + sum(len(f) for f in self.follow) + sum(len(a) for a in self.above)
 
 
-def _scan_block(
-    block: bytes,
-    context: bytes,
-    line_no: int,
-    matcher: Matcher,
-    unwrap: Unwrapper,
-    bag: _Bag,
-    first_time: float | None,
-    last_time: float | None,
-) -> tuple[float | None, float | None]:
-    if first_time is None:
-        first_time = _edge_time(block[:8192], unwrap, last=False)
-    counted = 0
-    at_line = line_no
-    for start in _hits(block, matcher.needles):
-        at_line += block.count(b"\n", counted, start)
-        counted = start
-        end = block.find(b"\n", start)
-        end = len(block) if end < 0 else end
-        lines = unwrap(decode(block[start : min(end, start + MAX_LINE)]).rstrip("\r"))
+class _Newest:
+    """The newest lines of one kind, within a number and a size."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.lines: deque[_Held] = deque()
+        self.size = 0
+        self.seen = 0
+        self.lost = 0
+
+    def add(self, line: _Held) -> None:
+        self.lines.append(line)
+        self.size += line.size
+        while len(self.lines) > self.most or (self.size > HELD_BYTES and len(self.lines) > 1):
+            self.size -= self.lines.popleft().size
+            self.lost += 1
+
+
+class _LogReader:
+    """Blocks of whole lines in, events out."""
+
+    def __init__(self, matcher: Matcher, unwrap: Unwrapper) -> None:
+        self.matcher = matcher
+        self.unwrap = unwrap
+        self.quiet = Unwrapper(unwrap.year)
+        self.bag = _Bag()
+        self.bad = 0
+        self.number = 1
+        self.kinds: dict[bytes, Kind | None] = {}
+        self.kinds_size = 0
+        self.newest: dict[tuple[str, ...], _Newest] = {}
+        self.noise = _Newest(KEEP_NOISE)
+        self.ooms = _Newest(KEEP_OOM)
+        self.lines: list[bytes] = []
+        self.above: list[bytes] = []
+        self.partial: Callable[[bytes], bytes | None] | None = None
+        self.first_time: float | None = None
+        self.latest: tuple[int, float] | None = None
+
+    def block(self, block: bytes, *, more: bool = False) -> bytes:
+        """Read a block of whole lines. With ``more`` to come, what belongs to a later line is given back."""
+        lines = block.split(b"\n")
+        if self.number == 1:
+            self.partial = _partial_rule(lines)
+        back = b""
+        if self.partial is not None:
+            back = _join_partials(lines, self.partial, more)
+            block = b"\n".join(lines)
+        if self.first_time is None:
+            self.first_time = self._edge(lines[:40])
+        if self.kinds_size > SHAPE_BYTES:
+            self.kinds.clear()
+            self.kinds_size = 0
+        self.lines = lines
+        kinds = self.kinds
+        shapes = line_shape(block).split(b"\n")
+        for shape in set(shapes).difference(kinds):
+            kinds[shape] = self.matcher.kind(shape[:MAX_LINE])
+            self.kinds_size += len(shape) + 120
+        for index, kind in [(i, k) for i, s in enumerate(shapes) if (k := kinds[s]) is not None]:
+            raw = lines[index]
+            for literal in kind.literals:
+                if literal in raw:
+                    break
+            else:
+                if not kind.broken:
+                    continue
+            self._line(index, raw, kind)
+        self.number += len(lines)
+        self.above = [line[:ABOVE_LINE] for line in (self.above + lines)[-ABOVE:]]
+        self.lines = []
+        return back
+
+    def finish(self, encoding: str) -> ParsedLog:
+        """Read what was held back and close."""
+        waiting = [line for group in (*self.newest.values(), self.noise, self.ooms) for line in group.lines]
+        for line in sorted(waiting, key=lambda held: held.number):
+            self._read(line)
+        last_time = self._edge(self.above[::-1][:40])
+        if last_time is None:
+            last_time = self.latest[1] if self.latest is not None else self.first_time
+        events = self.bag.all()
+        if self.unwrap.clock == "yearless":
+            events, last_time = _across_new_year(events, self.first_time, last_time)
+        dropped = dict(self.bag.dropped)
+        for ids, group in self.newest.items():
+            for name in ids if group.lost else ():
+                dropped[name] = dropped.get(name, 0) + group.lost
+        if self.ooms.lost:
+            dropped["oom"] = self.ooms.lost
+        return ParsedLog(
+            events=events,
+            lines=self.number - 1,
+            bad_lines=self.bad,
+            first_time=self.first_time,
+            last_time=last_time,
+            clock=self.unwrap.clock,
+            wrapping=max(self.unwrap.met, key=lambda k: self.unwrap.met[k]) if self.unwrap.met else "",
+            encoding=encoding,
+            dropped=dropped,
+        )
+
+    def _edge(self, lines: Sequence[bytes]) -> float | None:
+        for raw in lines:
+            if raw:
+                for line in self.unwrap(decode(raw[:2048]).rstrip("\r")):
+                    if line.time is not None:
+                        return line.time
+        return None
+
+    def _line(self, index: int, raw: bytes, kind: Kind) -> None:
+        """Read a line now, or hold it back when enough of its kind were read."""
+        follow = tuple(line[:FOLLOW_LINE] for line in self.lines[index + 1 : index + 3])
+        number = self.number + index
+        if kind.oom:
+            self.ooms.seen += 1
+            before = self.lines[max(index - ABOVE, 0) : index]
+            if len(before) < ABOVE:
+                before = (self.above + before)[-ABOVE:]
+            held = _Held(number, raw[:MAX_LINE], follow, tuple(line[:ABOVE_LINE] for line in before), kind)
+            if self.ooms.seen > KEEP_FIRST:
+                self.ooms.add(held)
+            else:
+                self._read(held)
+            return
+        if kind.ids:
+            group = self.newest[kind.ids]
+            group.seen += 1
+            if group.seen > KEEP_FIRST:
+                group.add(_Held(number, raw[:MAX_LINE], follow, (), kind))
+                return
+        elif kind.misses > KEEP_FIRST:
+            self.noise.add(_Held(number, raw[:MAX_LINE], follow, (), kind))
+            return
+        found = self._read(_Held(number, raw[:MAX_LINE], follow, (), kind))
+        if not found:
+            kind.misses += 1
+        elif kind.ids is None:
+            every = any(event in ("stats", "iteration") for _, event in found)
+            kind.ids = () if every else tuple(sorted({template for template, _ in found}))
+            if kind.ids:
+                self.newest.setdefault(kind.ids, _Newest(KEEP_LAST)).seen += 1
+
+    def _read(self, held: _Held) -> list[tuple[str, str]]:
+        """Put a line's events into the bag; (template, kind) of each."""
+        made: list[tuple[str, str]] = []
+        kind = held.kind
+        lines = self.unwrap(decode(held.raw).rstrip("\r"))
         frames: list[str] | None = None
         for index, line in enumerate(lines):
-            found = matcher.match(line.text)
-            if not found and index == len(lines) - 1 and end + 1 < len(block):
-                found = _joined(block, end, line.text, matcher)
-            if line.time is not None:
-                first_time = line.time if first_time is None else first_time
-                last_time = line.time
+            if line.time is not None and (self.latest is None or held.number >= self.latest[0]):
+                self.latest = (held.number, line.time)
+            found = self.matcher.match(line.text, kind.candidates)
+            text = line.text
+            if index == len(lines) - 1 and held.follow and (not found or any(event == "stats" for _, event, _ in found)):
+                joined = self._joined(line.text, held.follow[0])
+                again = self.matcher.match(joined) if joined else []
+                if _says_more(again, found):
+                    found = again
+                if not found and joined:
+                    text = joined
             for template, event, fields in found:
-                bag.add(LogEvent(template, event, fields, at_line, line.time, line.rank, line.pid, line.repeat))
-            if any(literal in line.text for literal in OOM_LITERALS):
+                made.append((template, event))
+                self.bag.add(LogEvent(template, event, fields, held.number, line.time, line.rank, line.pid, line.repeat))
+            if (kind.oom or kind.broken) and any(literal in text for literal in OOM_LITERALS):
                 if frames is None:
-                    frames = _frames(block, start, context, line, unwrap)
-                follow = _follow(block, end, line.text)
-                bag_oom(bag, line, follow, [*frames, *(earlier.text for earlier in lines[:index])], at_line)
-    tail_time = _edge_time(block[-8192:], unwrap, last=True)
-    return first_time, tail_time if tail_time is not None else last_time
+                    frames = self._frames(held.above, line)
+                message = "\n".join([text, *(self._follow(held.follow) if index == len(lines) - 1 else ())])
+                bag_oom(self.bag, line, message, [*frames, *(earlier.text for earlier in lines[:index])], held.number)
+                made.append(("oom", "oom"))
+        return made
+
+    def _joined(self, text: str, follow: bytes) -> str | None:
+        """The line with the next one, when that is its other half: a message broken in the middle of a word."""
+        rest = self._follow((follow,))
+        if not rest or _NEW_MESSAGE.match(rest[0]):
+            return None
+        return text + rest[0]
+
+    def _follow(self, follow: Sequence[bytes]) -> list[str]:
+        """Continuation lines without their wrapping."""
+        return [line.text for raw in follow for line in self.quiet(decode(raw).rstrip("\r"))[:1]]
+
+    def _frames(self, above: Sequence[bytes], line: Line) -> list[str]:
+        """Lines above an error, of the same process where lines say whose they are, nearest last (at most 120)."""
+        out: list[str] = []
+        for raw in above:
+            if not raw:
+                continue
+            for item in self.quiet(decode(raw).rstrip("\r")):
+                if line.pid is not None and item.pid is not None and item.pid != line.pid:
+                    continue
+                if line.pid is None and line.rank and item.rank and item.rank != line.rank:
+                    continue
+                out.append(item.text)
+        return out[-120:]
 
 
-def _joined(block: bytes, end: int, text: str, matcher: Matcher) -> list[tuple[str, str, dict[str, object]]]:
-    """A line broken in the middle of a word: try it together with the next one."""
-    stop = block.find(b"\n", end + 1)
-    follow = decode(block[end + 1 : min(stop if stop >= 0 else len(block), end + 4096)]).rstrip("\r")
-    return matcher.match(text + _plain(follow))
+_NEW_MESSAGE = re.compile(
+    r"\s*(?:\(\w[^)\n]{0,80} pid=\d|\[[^\]\n]{0,40}\d\d:\d\d|(?:INFO|WARN(?:ING)?|ERROR|DEBUG|CRITICAL)\b|\d{4}-\d\d-\d\d|\{\"|time=|Traceback )"
+)
 
 
-def _follow(block: bytes, end: int, text: str) -> str:
-    """The message with up to two continuation lines (some engines break the numbers over lines)."""
-    stop = end
-    for _ in range(2):
-        if stop + 1 >= len(block):
-            break
-        nxt = block.find(b"\n", stop + 1)
-        stop = nxt if nxt >= 0 else len(block)
-    extra = decode(block[end + 1 : min(stop, end + 4096)]) if stop > end else ""
-    return text + ("\n" + _plain(extra) if extra else "")
+def _says_more(
+    again: Sequence[tuple[str, str, dict[str, object]]], found: Sequence[tuple[str, str, dict[str, object]]]
+) -> bool:
+    if not found:
+        return bool(again)
+    return [t for t, _, _ in again] == [t for t, _, _ in found] and sum(len(f) for _, _, f in again) > sum(
+        len(f) for _, _, f in found
+    )
 
 
-def _frames(block: bytes, start: int, context: bytes, line: Line, unwrap: Unwrapper) -> list[str]:
-    """Lines above an error, of the same process where lines say whose they are, nearest last (at most 120)."""
-    before = (context + block[:start]) if start < CONTEXT else block[start - CONTEXT : start]
-    raw = before.split(b"\n")[-160:]
-    quiet = Unwrapper(unwrap.year)
-    out: list[str] = []
-    for piece in raw:
-        if not piece:
+def _across_new_year(
+    events: list[LogEvent], first_time: float | None, last_time: float | None
+) -> tuple[list[LogEvent], float | None]:
+    """Dates without a year go back by months at New Year: from there on they belong to the next year."""
+    before = first_time
+    years = 0
+    out: list[LogEvent] = []
+    for event in events:
+        when = event.time
+        if when is not None:
+            if before is not None and later_year(when, years) < before - HALF_YEAR_S:
+                years += 1
+            when = before = later_year(when, years)
+            event = replace(event, time=when) if years else event
+        out.append(event)
+    if last_time is not None and before is not None:
+        if later_year(last_time, years) < before - HALF_YEAR_S:
+            years += 1
+        last_time = later_year(last_time, years)
+    return out, last_time
+
+
+HALF_YEAR_S = 180 * 86_400.0
+
+
+def later_year(time: float, years: int) -> float:
+    """The same date and time of day ``years`` later (29 February becomes the 28th where there is none)."""
+    if not years:
+        return time
+    moment = datetime.fromtimestamp(time, UTC)
+    try:
+        return moment.replace(year=moment.year + years).timestamp()
+    except ValueError:
+        return moment.replace(year=moment.year + years, day=28).timestamp()
+
+
+# ---------------------------------------------------------------- lines a container runtime split
+
+_CRI_PARTIAL = re.compile(rb"\S{20,40} (?:stdout|stderr) P ")
+_CRI_ANY = re.compile(rb"\S{20,40} (?:stdout|stderr) [FP] ")
+
+
+def _partial_rule(lines: Sequence[bytes]) -> Callable[[bytes], bytes | None] | None:
+    """For logs of runtimes that split long lines: a function giving what a following piece adds, None where it is no piece."""
+    first = next((line for line in lines[:40] if line.strip()), b"")
+    if first.startswith(b'{"log":"'):
+        return _docker_rest
+    if _CRI_ANY.match(first):
+        return _cri_rest
+    return None
+
+
+def _cri_rest(line: bytes) -> bytes | None:
+    match = _CRI_ANY.match(line)
+    return line[match.end() :].rstrip(b"\r") if match else None
+
+
+def _docker_rest(line: bytes) -> bytes | None:
+    if not line.startswith(b'{"log":"'):
+        return None
+    end = line.rfind(b'","stream":')
+    return line[8:end] if end > 0 else line[8:]
+
+
+def _goes_on(line: bytes, rule: Callable[[bytes], bytes | None]) -> bool:
+    if rule is _cri_rest:
+        return _CRI_PARTIAL.match(line) is not None
+    end = line.rfind(b'","stream":')
+    return line.startswith(b'{"log":"') and end > 0 and line[end - 2 : end] != b"\\n"
+
+
+def _join_partials(lines: list[bytes], rule: Callable[[bytes], bytes | None], more: bool) -> bytes:
+    """Put pieces of split lines together in place (a joined piece leaves an empty line, so that numbers stay).
+
+    Returns the pieces that end the block when their rest is still to come; they are taken out of ``lines``.
+    """
+    back = b""
+    if more:
+        tail = len(lines)
+        while tail and _goes_on(lines[tail - 1], rule):
+            tail -= 1
+        back = b"".join(line + b"\n" for line in lines[tail:])
+        if len(back) > 4 * MAX_LINE:
+            back = b""
+        else:
+            del lines[tail:]
+    pieces = [i for i, line in enumerate(lines) if _goes_on(line, rule)]
+    done = -1
+    for start in pieces:
+        if start <= done:
             continue
-        for item in quiet(decode(piece[:MAX_LINE]).rstrip("\r")):
-            if line.pid is not None and item.pid is not None and item.pid != line.pid:
-                continue
-            if line.pid is None and line.rank and item.rank and item.rank != line.rank:
-                continue
-            out.append(item.text)
-    return out[-120:]
+        whole, at = lines[start], start
+        while at + 1 < len(lines) and _goes_on(lines[at], rule):
+            rest = rule(lines[at + 1])
+            if rest is None or len(whole) > MAX_LINE:
+                break
+            whole = _with_rest(whole, rest, rule)
+            at += 1
+        for index in range(start + 1, at + 1):
+            lines[index] = b""
+        lines[start], done = whole, at
+    return back
 
 
+def _with_rest(whole: bytes, rest: bytes, rule: Callable[[bytes], bytes | None]) -> bytes:
+    if rule is _cri_rest:
+        return whole.rstrip(b"\r") + rest
+    end = whole.rfind(b'","stream":')
+    return whole[:end] + rest + whole[end:]
 def bag_oom(bag: _Bag, line: Line, text: str, frames: list[str], at_line: int) -> None:
     """Parse an out-of-memory message and keep it as an ``oom`` event."""
     for fields in oom_fields(text, frames):
@@ -757,17 +1051,6 @@ def bag_oom(bag: _Bag, line: Line, text: str, frames: list[str], at_line: int) -
                 f"oom:{fields.get('wording', '')}", "oom", fields, at_line, line.time, line.rank, line.pid, line.repeat
             )
         )
-
-
-def _edge_time(raw: bytes, unwrap: Unwrapper, *, last: bool) -> float | None:
-    lines = raw.split(b"\n")
-    order = lines[::-1] if last else lines
-    for piece in order[:40]:
-        if piece:
-            for item in unwrap(decode(piece[:2048]).rstrip("\r")):
-                if item.time is not None:
-                    return item.time
-    return None
 
 
 def oom_fields(text: str, frames: list[str]) -> list[dict[str, object]]:

@@ -92,7 +92,7 @@ def sight(version: str, *, prefix_caching: bool, front_ends: int = 1) -> Sight |
 class _Lookups(NamedTuple):
     """Lookups of resumed requests in the prefix cache; the last two in tokens."""
 
-    count: int
+    requests: int
     queries: float
     hits: float
 
@@ -196,14 +196,14 @@ class Recorder:
         if self._held is not None:
             held, of_it = self._held
             rest = held.queries - now.queries
-            if now.count == 1 and rest > 0:
+            if now.requests == 1 and rest > 0:
                 done = _Lookups(of_it, rest, min(max(held.hits - now.hits, 0), rest))
             else:
-                share = of_it / held.count
+                share = of_it / held.requests
                 done = _Lookups(of_it, held.queries * share, held.hits * share)
-        self._held = (now, admitted) if 0 < admitted < now.count else None
-        if admitted == now.count:
-            done = _Lookups(done.count + now.count, done.queries + now.queries, done.hits + now.hits)
+        self._held = (now, admitted) if 0 < admitted < now.requests else None
+        if admitted == now.requests:
+            done = _Lookups(done.requests + now.requests, done.queries + now.queries, done.hits + now.hits)
         return done
 
     def withdraw(self) -> None:

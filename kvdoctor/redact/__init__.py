@@ -158,11 +158,10 @@ def _page(member: Member, text: str, veil: Veil, forced: Engine | None) -> Membe
     data = metrics.redacted(page, veil, forced)
     if data is None:
         return _Left("metrics", "not included: metrics of no known engine")
-    made = memory_member(
+    return memory_member(
         member.name, data, kind="exposition", time=recognise.page_time(page, member.time),
         truncated=member.truncated or page.truncated, redactions=metrics.NOTES,
     )  # fmt: skip
-    return made
 
 
 _Reduced = tuple[bytes | None, tuple[str, ...]]
@@ -200,8 +199,9 @@ def _meminfo(text: str, veil: Veil, name: str) -> _Reduced:
 
 def _iterations(text: str, veil: Veil, name: str) -> _Reduced:
     stats = iterstats.parse(text)
-    usable = isinstance(stats, iterstats.IterationStats)
-    return (documents.iterations(stats) if usable else None), documents.ITERATION_NOTES
+    return (
+        None if isinstance(stats, iterstats.NotIterationStats) else documents.iterations(stats)
+    ), documents.ITERATION_NOTES
 
 
 def _bench(text: str, veil: Veil, name: str) -> _Reduced:

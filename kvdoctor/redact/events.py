@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from kvdoctor.engines import recognise
-from kvdoctor.engines.base import Engine
+from kvdoctor.engines.base import Engine, engines
 from kvdoctor.parse import logevents
 from kvdoctor.parse.serverlog import LogEvent, ParsedLog, scan
 from kvdoctor.redact import words
@@ -47,7 +47,7 @@ def again(text: str, veil: Veil) -> bytes | None:
     if not isinstance(loaded, tuple):
         return None
     name, parsed = loaded
-    known = recognise.engines().get(name or "")
+    known = engines().get(name or "")
     return logevents.dump(known.name if known else None, reduce(parsed, veil, known))
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from email.utils import format_datetime
+from typing import Any
 
 from kvdoctor.parse import Unread
 from kvdoctor.parse.gpu import THROTTLE_BITS, GpuProcess, GpuReading, GpuReport
@@ -40,90 +41,117 @@ _BUS = re.compile(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]"
 _SYMBOL = re.compile(r"[A-Za-z_][\w.]{1,80}")
 
 
-def _cell(value: object, text: str | None = None) -> str:
-    if isinstance(value, Unread):
-        return "[N/A]"
-    return str(value) if text is None else text
-
-
 def _decimal(value: float) -> str:
     return f"{round(value, 6):f}".rstrip("0").rstrip(".")
 
 
-def _bytes(value: int | Unread) -> str:
-    if isinstance(value, Unread):
-        return "[N/A]"
+def _bytes(value: int) -> str:
     return f"{value // 2**20} MiB" if value % 2**20 == 0 else f"{value} bytes"
 
 
-def _uuid(value: str | Unread, veil: Veil) -> str:
-    if isinstance(value, Unread):
-        return "[N/A]"
+def _uuid(value: str, veil: Veil) -> str:
     return f"{'MIG' if value.startswith('MIG') else 'GPU'}-{veil.token(value)}"
 
 
-def _known(value: str | Unread, pattern: re.Pattern[str], veil: Veil) -> str:
-    if isinstance(value, Unread):
-        return "[N/A]"
+def _known(value: str, pattern: re.Pattern[str], veil: Veil) -> str:
     return value if pattern.fullmatch(value) else veil.token(value)
 
 
-def _clock(time: float | None) -> str:
-    return datetime.fromtimestamp(time, UTC).strftime("%Y/%m/%d %H:%M:%S.%f") if time is not None else "[N/A]"
+def _clock(time: float) -> str:
+    return datetime.fromtimestamp(time, UTC).strftime("%Y/%m/%d %H:%M:%S.%f")
+
+
+_NOT_PRINTED = GpuReading(0).index
+"""What a parser gives for a column that is not in the output (as against one that prints no value)."""
 
 
 def gpu(report: GpuReport, veil: Veil) -> bytes:
     """Devices and processes as ``--query-gpu`` and ``--query-compute-apps`` print them, one after the other."""
     lines: list[str] = []
-    if report.readings or not report.processes_listed:
-        reasons = sorted({r for g in report.readings if not isinstance(g.throttle, Unread) for r in g.throttle})
-        named = {
-            r: r if r in THROTTLE_BITS.values() or re.fullmatch(r"bit_0x[0-9a-f]{1,16}", r) else veil.token(r)
-            for r in reasons
-        }
-        named.setdefault("gpu_idle", "gpu_idle")
-        header = [
-            "timestamp", "driver_version", "index", "uuid", "name", "pci.bus_id", "memory.total", "memory.used",
-            "memory.free", "memory.reserved", "utilization.gpu", "utilization.memory", "clocks.sm", "clocks.max.sm",
-            "temperature.gpu", "power.draw", "power.limit", "driver_model.current", "mig.mode.current",
-            *(f"clocks_event_reasons.{n}" for n in named.values()),
-        ]  # fmt: skip
-        lines.append(", ".join(header))
-        lines += [_gpu_row(reading, report.driver, named, veil) for reading in report.readings]
-    if report.processes_listed or report.processes:
-        lines.append("timestamp, gpu_uuid, gpu_bus_id, pid, process_name, used_gpu_memory")
-        lines += [_process_row(process, veil) for process in report.processes]
+    rows = [_gpu_row(reading, report.driver, veil) for reading in report.readings]
+    if not rows and not report.processes_listed:
+        lines.append("memory.used, memory.total")
+    lines += _tables(rows)
+    apps = [_process_row(process, veil) for process in report.processes]
+    if report.processes_listed and not apps:
+        lines.append("gpu_uuid, pid, process_name, used_gpu_memory")
+    lines += _tables(apps)
     return ("\n".join(lines) + "\n").encode()
 
 
-def _gpu_row(g: GpuReading, driver: str | Unread, reasons: Mapping[str, str], veil: Veil) -> str:
-    def share(value: float | Unread) -> str:
-        return "[N/A]" if isinstance(value, Unread) else f"{_decimal(value * 100)} %"
-
-    def clock(value: float | Unread) -> str:
-        return "[N/A]" if isinstance(value, Unread) else f"{_decimal(value / 1e6)} MHz"
-
-    def plain(value: float | Unread, unit: str) -> str:
-        return "[N/A]" if isinstance(value, Unread) else f"{_decimal(value)}{unit}"
-
-    throttle = g.throttle
-    states = ["[N/A]" if isinstance(throttle, Unread) else "Active" if r in throttle else "Not Active" for r in reasons]
-    model = g.driver_model if g.driver_model in ("WDDM", "TCC", "MCDM") else "[N/A]"
-    mig = "[N/A]" if isinstance(g.mig, Unread) else "Enabled" if g.mig else "Disabled"
-    cells = [
-        _clock(g.time), _known(driver, _DRIVER, veil), _cell(g.index), _uuid(g.uuid, veil), _known(g.name, _NAMES, veil),
-        _known(g.pci, _BUS, veil), _bytes(g.mem_total), _bytes(g.mem_used), _bytes(g.mem_free), _bytes(g.mem_reserved),
-        share(g.util_gpu), share(g.util_mem), clock(g.sm_clock_hz), clock(g.sm_clock_max_hz), plain(g.temperature_c, ""),
-        plain(g.power_w, " W"), plain(g.power_limit_w, " W"), model, mig, *states,
-    ]  # fmt: skip
-    return ", ".join(cells)
+def _tables(rows: list[dict[str, str]]) -> list[str]:
+    """Rows under their header; a row with other columns starts a new table, as a second query does."""
+    lines: list[str] = []
+    header: list[str] = []
+    for row in rows:
+        if list(row) != header:
+            header = list(row)
+            lines.append(", ".join(header))
+        lines.append(", ".join(row.values()))
+    return lines
 
 
-def _process_row(p: GpuProcess, veil: Veil) -> str:
-    name = "[N/A]" if isinstance(p.name, Unread) else veil.command(p.name).replace(",", " ")
-    return ", ".join(
-        (_clock(p.time), _uuid(p.gpu_uuid, veil), _known(p.gpu_pci, _BUS, veil), _cell(p.pid), name, _bytes(p.used))
+def _gpu_row(g: GpuReading, driver: str | Unread, veil: Veil) -> dict[str, str]:
+    row = _row(
+        {
+            "index": (g.index, str),
+            "uuid": (g.uuid, lambda v: _uuid(v, veil)),
+            "name": (g.name, lambda v: _known(v, _NAMES, veil)),
+            "pci.bus_id": (g.pci, lambda v: _known(v, _BUS, veil)),
+            "memory.total": (g.mem_total, _bytes),
+            "memory.used": (g.mem_used, _bytes),
+            "memory.free": (g.mem_free, _bytes),
+            "memory.reserved": (g.mem_reserved, _bytes),
+            "utilization.gpu": (g.util_gpu, lambda v: f"{_decimal(v * 100)} %"),
+            "utilization.memory": (g.util_mem, lambda v: f"{_decimal(v * 100)} %"),
+            "clocks.sm": (g.sm_clock_hz, lambda v: f"{_decimal(v / 1e6)} MHz"),
+            "clocks.max.sm": (g.sm_clock_max_hz, lambda v: f"{_decimal(v / 1e6)} MHz"),
+            "temperature.gpu": (g.temperature_c, _decimal),
+            "power.draw": (g.power_w, lambda v: f"{_decimal(v)} W"),
+            "power.limit": (g.power_limit_w, lambda v: f"{_decimal(v)} W"),
+            "driver_model.current": (g.driver_model, lambda v: v if v in ("WDDM", "TCC", "MCDM") else veil.token(v)),
+            "mig.mode.current": (g.mig, lambda v: "Enabled" if v else "Disabled"),
+            "driver_version": (driver, lambda v: _known(v, _DRIVER, veil)),
+        }
     )
+    if isinstance(g.throttle, Unread):
+        if g.throttle != _NOT_PRINTED:
+            row["clocks_event_reasons.active"] = "[N/A]"
+    else:
+        for name in sorted({*THROTTLE_BITS.values(), *(_reason(r, veil) for r in g.throttle)}):
+            active = any(_reason(r, veil) == name for r in g.throttle)
+            row[f"clocks_event_reasons.{name}"] = "Active" if active else "Not Active"
+    if g.time is not None:
+        row["timestamp"] = _clock(g.time)
+    return row
+
+
+def _reason(name: str, veil: Veil) -> str:
+    return name if name in THROTTLE_BITS.values() or re.fullmatch(r"bit_0x[0-9a-f]{1,16}", name) else veil.token(name)
+
+
+def _process_row(p: GpuProcess, veil: Veil) -> dict[str, str]:
+    row = _row(
+        {
+            "pid": (p.pid, str),
+            "gpu_uuid": (p.gpu_uuid, lambda v: _uuid(v, veil)),
+            "gpu_bus_id": (p.gpu_pci, lambda v: _known(v, _BUS, veil)),
+            "process_name": (p.name, lambda v: veil.command(v).replace(",", " ")),
+            "used_gpu_memory": (p.used, _bytes),
+        }
+    )
+    if p.time is not None:
+        row["timestamp"] = _clock(p.time)
+    return row
+
+
+def _row(cells: Mapping[str, tuple[Any, Callable[[Any], str]]]) -> dict[str, str]:
+    """Cells of the columns that were printed, ``[N/A]`` where no value was."""
+    return {
+        name: "[N/A]" if isinstance(value, Unread) else write(value)
+        for name, (value, write) in cells.items()
+        if value != _NOT_PRINTED
+    }
 
 
 # ---- kernel log

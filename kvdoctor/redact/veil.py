@@ -14,7 +14,9 @@ _LETTERS = "bcdfghjklmnpqrtv"
 _NUMBER = re.compile(r"[-+]?\d{1,14}(?:\.\d{1,17})?(?:[eE][-+]?\d{1,3})?|[-+]?\.\d{1,17}")
 _NOTHING = frozenset({"", "None", "null", "True", "False", "true", "false"})
 _VERSION = re.compile(r"v?b?\d{1,8}(?:\.\d{1,6}){0,4}(?:[.-]?(?:dev|rc|post|a|b|alpha|beta)\.?\d{0,8})?")
-_LOCAL = re.compile(r"\+(?:cu|cpu|rocm|xpu|tpu|hip|g(?=[0-9a-f]{7}))[0-9a-f.]{0,16}(?![A-Za-z])")
+_LOCAL = re.compile(
+    r"-(?:unknown|[0-9a-f]{7,12})(?![A-Za-z0-9])|\+(?:cu|cpu|rocm|xpu|tpu|hip|g(?=[0-9a-f]{7}))[0-9a-f.]{0,16}(?![A-Za-z])"
+)
 _ORGANISATIONS = frozenset(
     [
         "meta-llama",

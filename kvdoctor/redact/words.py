@@ -13,7 +13,7 @@ from functools import cache
 from kvdoctor.engines.base import CANONICAL_SETTINGS, COMMON_SERIES, engines
 from kvdoctor.parse.serverlog import GENERIC, LogTemplate
 
-_VALUES = frozenset(
+_VALUE_TEXT = (
     # types and quantisation
     "auto float float16 float32 bfloat16 half fp16 fp32 fp8 bf16 fp8_e4m3 fp8_e5m2 fp8_inc fp8_ds_mla fp4 fp4_e2m1 nvfp4 "
     "mxfp4 mxfp8 int8 int4 w8a8 w8a8_int8 w8a8_fp8 w4a16 w4a8 awq awq_marlin gptq gptq_marlin marlin bitsandbytes bnb gguf "
@@ -39,8 +39,9 @@ _VALUES = frozenset(
     "waiting_to_start in_progress completed_waiting prefill_forward prefill_waiting decode_forward weights kv graph used free "
     "max fraction tokens_per context generation scheduled active paused paused_requests "
     # how device memory is named
-    "primary secondary swa mamba gpu0 target k v".split()
+    "primary secondary swa mamba gpu0 target k v"
 )
+_VALUES = frozenset(_VALUE_TEXT.split())
 
 _ERRORS = frozenset(
     [
