@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from functools import cache
 from typing import TypeVar
 
 from kvdoctor.engines import recognise
@@ -59,10 +60,11 @@ class Reader:
         self._parts = parts
         return _Assembly(snapshot, list(parts.values())).finish()
 
-    def engine_of(self, member: Member) -> Engine | None:
-        """The engine of a metrics page of the last snapshot, None for anything else."""
+    def engine_of(self, member: Member) -> str | None:
+        """Name of the engine whose metrics page ``member`` of the last snapshot is; None for anything else."""
         part = self._parts.get(member)
-        return part.scrapes[0][1] if part is not None and part.scrapes else None
+        engine = part.scrapes[0][1] if part is not None and part.scrapes else None
+        return engine.name if engine is not None else None
 
 
 def _read(member: Member, forced: Engine | None, year: int | None) -> _Part:
@@ -481,6 +483,40 @@ def read_scrape(page: exposition.Exposition, tables: Sequence[Engine], origin: s
         if scrape.model and scrape.labels:
             break
     return scrape
+
+
+GLANCE_ROLES = (
+    "kv.usage",
+    "kv.used_tokens",
+    "kv.pool_tokens",
+    "req.running",
+    "req.waiting",
+    "preempt.total",
+    "tok.generated",
+    "tok.gen_rate",
+)
+"""Roles that a display shows between two diagnoses."""
+
+
+def glance(member: Member, engine_name: str) -> Scrape | None:
+    """The roles of :data:`GLANCE_ROLES` and the process figures of one metrics page; only the lines that hold them are read.
+
+    None when the bytes are no metrics page.
+    """
+    names, table = _glance_table(engine_name)
+    kept = [line for line in _text(member).split("\n") if line.startswith(names)]
+    page = exposition.parse("\n".join([*kept, ""]), origin=member.origin)
+    if isinstance(page, exposition.NotExposition):
+        return None
+    return read_scrape(page, [table], member.origin, recognise.page_time(page, member.time))
+
+
+@cache
+def _glance_table(engine_name: str) -> tuple[tuple[str, ...], Engine]:
+    table = engines()[engine_name]
+    series = tuple(s for s in table.series if s.role in GLANCE_ROLES)
+    names = tuple(n.name for s in (*COMMON_SERIES, *series) for n in s.names)
+    return names, replace(table, series=series)
 
 
 _REPLICA_LABELS = frozenset({"tp_rank", "pp_rank", "moe_ep_rank", "pid"})

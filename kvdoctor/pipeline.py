@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from kvdoctor.advise import Setting, Simulated, commands, plan, with_actions
+from kvdoctor.advise import Setting, Simulated, SimulatedLever, commands, plan, with_actions
 from kvdoctor.derive import Derived, derive
 from kvdoctor.derive.view import View
 from kvdoctor.derive.vitals import series, vitals
 from kvdoctor.facts import FactSet, Unknown
 from kvdoctor.findings import SEVERITIES, Advice, Plan, Report, SourceNote, TargetReport, Turn, Verdict, Window
-from kvdoctor.normalise import normalise
-from kvdoctor.readings import Intake, Target
+from kvdoctor.normalise import Reader, glance, normalise
+from kvdoctor.readings import Intake, LogRun, Target
 from kvdoctor.rulebook.config import Config, apply_config
 from kvdoctor.rulebook.judge import choose, gravest, judge, settle
 from kvdoctor.rulebook.rule import Rule
-from kvdoctor.snapshot import Snapshot
+from kvdoctor.snapshot import Member, Snapshot
 
 if TYPE_CHECKING:
     from kvdoctor.readings import Scrape
@@ -46,6 +46,37 @@ def diagnose(snapshot: Snapshot, rules: Sequence[Rule], options: Options | None 
     return diagnose_intake(normalise(snapshot, engine=options.engine), rules, options)
 
 
+class Sliding:
+    """:func:`diagnose` on a window that slides: what stays in the window is read once only.
+
+    Law: ``report(s)`` is ``diagnose(s)`` for the same rules and options, whatever was asked before.
+    """
+
+    def __init__(self, rules: Sequence[Rule], options: Options | None = None) -> None:
+        self.rules = rules
+        self.options = options or Options()
+        self._reader = Reader(self.options.engine)
+        self._runs: tuple[LogRun, ...] = ()
+
+    def report(self, snapshot: Snapshot) -> Report:
+        """The report on the window."""
+        intake = self._reader.intake(snapshot)
+        self._runs = tuple(run for target in intake.targets for run in target.logs)
+        return diagnose_intake(intake, self.rules, self.options)
+
+    def runs(self, origin: str) -> tuple[LogRun, ...]:
+        """Runs of servers in the log ``origin`` of the last window, in the order of their lines."""
+        return tuple(sorted((r for r in self._runs if r.origin == origin), key=lambda r: r.first_line))
+
+    def engine_of(self, page: Member) -> str | None:
+        """Name of the engine whose metrics page ``page`` of the last window is; None for anything else."""
+        return self._reader.engine_of(page)
+
+    def glance(self, page: Member, engine: str) -> Scrape | None:
+        """The few gauges and totals a display shows, from a page that need not be in the window; None when it is no page."""
+        return glance(page, engine)
+
+
 def diagnose_intake(intake: Intake, rules: Sequence[Rule], options: Options) -> Report:
     """The report on readings that are normalised already: :func:`diagnose` is normalise and this."""
     if not intake.targets:
@@ -53,7 +84,7 @@ def diagnose_intake(intake: Intake, rules: Sequence[Rule], options: Options) -> 
     derived = derive(intake)
     active = apply_config(rules, options.config)
     replays = {view.target.name: _replay(view, options) for view in derived.views}
-    targets = [_target(view, active, options, intake) for view in derived.views]
+    targets = [_target(view, active, options, intake, replays[view.target.name]) for view in derived.views]
     reports = list(targets)
     group = _group(derived, targets, active, options)
     main = _main(targets, group)
@@ -64,9 +95,11 @@ def diagnose_intake(intake: Intake, rules: Sequence[Rule], options: Options) -> 
     return Report(main, tuple(reports), recommended, tuple(intake.warnings), intake.usable)
 
 
-def _target(view: View, rules: Sequence[Rule], options: Options, intake: Intake) -> TargetReport:
+def _target(
+    view: View, rules: Sequence[Rule], options: Options, intake: Intake, replayed: WhatIfResult | None
+) -> TargetReport:
     verdicts = settle(judge(rules, view.facts, scope="target"), rules, options.config)
-    verdicts = _with_actions(verdicts, rules, view.facts, view)
+    verdicts = _with_actions(verdicts, rules, _setting(view, view.facts, replayed))
     return _report(view.target.name, view, verdicts, view.facts, intake)
 
 
@@ -81,14 +114,29 @@ def _advice(rule: Rule, facts: FactSet) -> Advice:
     return Advice(tuple(turns), rule.body.confirm, checks, rule.body.policy)
 
 
-def _setting(view: View, facts: FactSet) -> Setting:
-    return Setting(view.target.engine, view.target.version, view.target.args, facts)
+def _setting(view: View, facts: FactSet, replayed: WhatIfResult | None = None) -> Setting:
+    return Setting(view.target.engine, view.target.version, view.target.args, facts, _simulated(replayed))
 
 
-def _with_actions(verdicts: Sequence[Verdict], rules: Sequence[Rule], facts: FactSet, view: View) -> list[Verdict]:
+def _simulated(replayed: WhatIfResult | None) -> Simulated | None:
+    """What the replays say, in the words of the plan; None where there are none to rely on."""
+    if replayed is None or not replayed.rows:
+        return None
+    return Simulated(
+        rows=replayed.rows,
+        levers={
+            one.lever: SimulatedLever(one.value, one.lo, one.hi, one.present, one.effect, one.next_limit)
+            for one in replayed.settings
+        },
+        idle=frozenset(replayed.idle),
+        watermark=replayed.watermark,
+        basis="; ".join((replayed.say, "assumed: " + ", ".join(replayed.assumed))),
+    )
+
+
+def _with_actions(verdicts: Sequence[Verdict], rules: Sequence[Rule], setting: Setting) -> list[Verdict]:
     """Verdicts that fired get their texts, levers and commands; suspected ones their texts and commands."""
     by_name = {rule.name: rule for rule in rules}
-    setting = _setting(view, facts)
     out: list[Verdict] = []
     for verdict in verdicts:
         rule = by_name.get(verdict.rule)
@@ -96,7 +144,7 @@ def _with_actions(verdicts: Sequence[Verdict], rules: Sequence[Rule], facts: Fac
             out.append(verdict)
             continue
         verdict = replace(verdict, say=verdict.say or rule.body.say, cause=rule.body.cause, not_this=rule.body.not_this)
-        advice = _advice(rule, facts)
+        advice = _advice(rule, setting.facts)
         if verdict.state == "fires":
             out.append(with_actions(verdict, advice, setting))
         else:
@@ -109,18 +157,8 @@ def _plan(main: TargetReport, view: View, rules: Sequence[Rule], replayed: WhatI
     policies = {rule.name: rule.body.policy for rule in rules if rule.name in names and rule.body.policy}
     ordered = sorted(main.findings, key=lambda v: (v.rule != main.verdict.rule, v.stage, v.id))
     facts = FactSet(dict(main.facts))
-    if replayed is None or not replayed.rows:
-        say = "" if replayed is None else replayed.say
-        return plan(ordered, policies, _setting(view, facts), why_no_replay=say)
-    simulated = Simulated(
-        rows=replayed.rows,
-        to={one.lever: (one.value, one.lo, one.hi) for one in replayed.settings},
-        effect={one.lever: one.effect for one in replayed.settings},
-        next_limit={one.lever: one.next_limit for one in replayed.settings},
-        watermark=replayed.watermark,
-        basis="; ".join((replayed.say, "assumed: " + ", ".join(replayed.assumed))),
-    )
-    return plan(ordered, policies, _setting(view, facts), simulated)
+    why = "" if replayed is None else replayed.say
+    return plan(ordered, policies, _setting(view, facts, replayed), why_no_replay=why)
 
 
 # ---------------------------------------------------------------------------------------------------------------- what-if
@@ -131,12 +169,16 @@ def _replay(view: View, options: Options) -> WhatIfResult | None:
     from kvdoctor.sim import Goal
     from kvdoctor.whatif import replay
 
-    result = replay(
-        _observed(view), mode=options.what_if, goal=Goal(options.ttft_limit_s, options.stall_limit_s)
-    )
+    result = replay(_observed(view), mode=options.what_if, goal=Goal(options.ttft_limit_s, options.stall_limit_s))
     for name, fact in result.facts.items():
         view.facts.set(name, fact)
     return result if options.what_if != "none" else None
+
+
+def observed(snapshot: Snapshot, engine: str | None = None) -> list[tuple[str, Inputs]]:
+    """(name, what a replay is made from) of every server of a snapshot, for ``simulate``."""
+    intake = normalise(snapshot, engine=engine)
+    return [(view.target.name, _observed(view)) for view in derive(intake).views]
 
 
 def _observed(view: View) -> Inputs:
@@ -284,7 +326,7 @@ def _group(
     if not fired:
         return None
     view = derived.views[-1]
-    verdicts = _with_actions(verdicts, rules, derived.group, view)
+    verdicts = _with_actions(verdicts, rules, _setting(view, derived.group))
     fired = [v for v in verdicts if v.state == "fires"]
     starts = [t.window.start for t in targets if t.window.start is not None]
     ends = [t.window.end for t in targets if t.window.end is not None]
@@ -325,13 +367,16 @@ def _view_of(report: TargetReport, derived: Derived) -> View:
     return next((v for v in derived.views if v.target.name == report.name), derived.views[-1])
 
 
-def exit_code(report: Report, fail_on: str, *, check: bool = False, allow_unknown: bool = False) -> int:
+def exit_code(
+    report: Report, fail_on: str, *, check: bool = False, allow_unknown: bool = False, accepted: Collection[str] = ()
+) -> int:
     """0, 1 a finding at or above ``fail_on``, 3 could not tell (contract: 1 beats 3).
 
-    In ``check``, a rule at or above the level that is only suspected, while no rule of its family fired, is 3 too.
+    In ``check``, a rule at or above the level that is only suspected, while no rule of its family fired, is 3 too. ``accepted``
+    are names of rules whose findings do not count.
     """
     levels = SEVERITIES[: SEVERITIES.index(fail_on) + 1] if fail_on in SEVERITIES else ()  # type: ignore[arg-type]
-    fired = [v for t in report.targets for v in t.findings if v.muted_by is None]
+    fired = [v for t in report.targets for v in t.findings if v.muted_by is None and v.rule not in accepted]
     if any(v.severity in levels for v in fired):
         return 1
     if not report.usable or report.main.verdict.rule == "undetermined":

@@ -51,6 +51,9 @@ JUDGE_SEEDS = 5
 RUNNING_SHARES = (0.75, 0.5, 0.35)
 """Limits on running sequences that are tried, as shares of the most that were seen running."""
 
+LONGER = 8
+"""How many times the requests of the window a closed loop is replayed for, within the budget."""
+
 COUNT_ERROR = 0.30
 """Stated error of a replayed preemption count: the simulator stays within it on recorded runs of real servers."""
 
@@ -155,7 +158,7 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A lever turned in the replay: best value, the values that do as well, and what it does to the load."""
+    """A lever turned in the replay: best value, the values that do as well, what it does, and what is in force now."""
 
     lever: str
     value: float
@@ -163,15 +166,20 @@ class Setting:
     hi: float
     effect: str
     next_limit: str
+    present: float
 
 
 @dataclass(frozen=True, slots=True)
 class WhatIfResult:
-    """``whatif.*`` facts, rows and settings for the plan, and what was assumed. Rows and settings only where it reproduces."""
+    """``whatif.*`` facts, rows and settings for the plan, and what was assumed. Rows and settings only where it reproduces.
+
+    ``idle`` names the levers that were tried and do no more for this load than what is in force.
+    """
 
     facts: Mapping[str, Fact]
     rows: tuple[WhatIf, ...] = ()
     settings: tuple[Setting, ...] = ()
+    idle: tuple[str, ...] = ()
     watermark: Watermark | None = None
     policy: Mapping[str, object] = field(default_factory=dict)
     assumed: tuple[str, ...] = ()
@@ -196,6 +204,40 @@ def replay(inputs: Inputs, *, mode: Mode = "auto", goal: Goal | None = None) -> 
         return _Replay(inputs, scheduler, BUDGET[mode], goal).run()
     except (SimulationError, TraceError) as error:
         return _nothing(Unknown(f"the load cannot be replayed: {error}"))
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A captured load ready to be replayed: one workload per seed, the server, the policy in force, what was seen.
+
+    ``problem`` says why the replay as it is does not give what was counted, None when it does.
+    """
+
+    loads: tuple[Workload, ...]
+    bench: Bench
+    policy: Policy
+    engines: int
+    preempted: float
+    finished: float
+    seconds: float | None
+    problem: str | None
+    assumed: tuple[str, ...]
+
+
+def captured(inputs: Inputs, *, requests: int, seeds: int, goal: Goal | None = None) -> Captured | Unknown:
+    """The load of a capture, at most ``requests`` of it, pressure or not. Raises nothing for odd input."""
+    if inputs.engine is None:
+        return Unknown("the engine is not known, so its scheduler cannot be replayed")
+    scheduler = inputs.engine.scheduler(inputs.version, inputs.args)
+    if isinstance(scheduler, str):
+        return Unknown(scheduler)
+    lacking = _lacking(inputs.observed)
+    if lacking is not None:
+        return lacking
+    try:
+        return _Replay(inputs, scheduler, requests, Goal() if goal is None else goal).captured(seeds)
+    except (SimulationError, TraceError) as error:
+        return Unknown(f"the load cannot be replayed: {error}")
 
 
 def _nothing(reason: Unknown, *, assumed: tuple[str, ...] = ()) -> WhatIfResult:
@@ -268,7 +310,7 @@ def _busy(intervals: Sequence[Interval]) -> tuple[Interval, ...]:
 def closed_loop(intervals: Sequence[Interval]) -> int | None:
     """Clients that each wait for their answer, when the number in flight stays put while requests come and go.
 
-    Arrivals of independent users make it move by its square root; half of that, for most of the samples, and everybody
+    Arrivals of independent users make it move by its square root; half of that, for half of the samples, and everybody
     served at least once, is taken as a closed loop.
     """
     levels = [one.after for one in intervals if one.after > 0]
@@ -277,7 +319,7 @@ def closed_loop(intervals: Sequence[Interval]) -> int | None:
     top = max(levels)
     steady = sum(1 for level in levels if top - level <= max(1.0, 0.5 * math.sqrt(top)))
     served = math.fsum(one.finished for one in intervals)
-    return round(top) if steady >= 0.6 * len(levels) and served >= top and top >= 2 else None
+    return round(top) if steady >= 0.5 * len(levels) and served >= top and top >= 2 else None
 
 
 def _stretch(intervals: Sequence[Interval], most: int) -> _Stretch | Unknown:
@@ -336,14 +378,17 @@ def _histogram(lengths: Lengths) -> Histogram:
     return Histogram.from_cumulative(buckets)
 
 
-def _load(seen: Observed, part: _Stretch, seed: str, longest: int) -> Workload:
-    """One load: those in flight at the start, then the arrivals of every interval, with lengths drawn anew."""
+def _load(seen: Observed, part: _Stretch, seed: str, longest: int, count: int) -> Workload:
+    """One load: those in flight at the start, then the arrivals of every interval, with lengths drawn anew.
+
+    ``count`` requests; more than the window held only in a closed loop, which simply goes on.
+    """
     assert seen.prompt is not None
     assert seen.output is not None
     rng = random.Random(seed)
     drawn = from_histograms(
         rng,
-        part.requests,
+        count,
         1.0,
         _histogram(seen.prompt),
         _histogram(seen.output),
@@ -367,7 +412,7 @@ def _load(seen: Observed, part: _Stretch, seed: str, longest: int) -> Workload:
             start += one.seconds
         arrivals += [start] * (part.requests - len(arrivals))
     else:
-        arrivals = [0.0] * part.requests
+        arrivals = [0.0] * count
     requests: list[Request] = []
     for at, (when, shape) in enumerate(zip(arrivals, drawn, strict=False)):
         if at < part.running:
@@ -467,32 +512,66 @@ class _Replay:
 
     def run(self) -> WhatIfResult:
         """Reproduce, then search, then judge."""
-        seen, gpus = self.seen, self.seen.engines
+        seen = self.seen
         candidates = self._candidates()
         # reproducing takes two passes of the judging loads; grown demand is twice the requests
-        units = SEARCH_SEEDS * len(candidates) + JUDGE_SEEDS * (2 + 1 + len({lever for lever, _ in candidates}) + 1 + 1 + 2)
-        part = _stretch(seen.intervals, max(1, self.budget // units))
-        if isinstance(part, Unknown):
-            return _nothing(part, assumed=tuple(self.assumed))
-        if self.pool < seen_minimum(self.policy):
-            return _nothing(Unknown(f"a pool of {self.pool} tokens cannot be replayed"))
-        longest = self.pool - self.policy.pool_block_tokens
-        if seen.max_model_len is not None:
-            longest = min(longest, seen.max_model_len)
-        self._note(part)
-        judged = [_load(seen, part, f"{self.seed}/judge/{at}", longest) for at in range(JUDGE_SEEDS)]
-        cost = self._cost()
-        problem, cost = self._reproduce(judged, part, cost)
+        units = SEARCH_SEEDS * len(candidates) + JUDGE_SEEDS * (
+            2 + 1 + len({lever for lever, _ in candidates}) + 1 + 1 + 2
+        )
+        ready = self._ready(self.budget // units)
+        if isinstance(ready, Unknown):
+            return _nothing(ready, assumed=tuple(self.assumed))
+        part, longest, bench, problem = ready
         if problem is not None:
             return self._refused(problem, part)
-        bench = Bench(self.pool, cost, self.limits, None if part.clients is None else max(part.clients, gpus), self.goal)
-        search = [_load(seen, part, f"{self.seed}/search/{at}", longest) for at in range(SEARCH_SEEDS)]
+        count = part.requests
+        if part.clients is not None:
+            # a closed loop goes on as it was: more requests make the figures steadier
+            count = max(count, min(self.budget // units, LONGER * count))
+        judged = [_load(seen, part, f"{self.seed}/judge/{at}", longest, count) for at in range(JUDGE_SEEDS)]
+        search = [_load(seen, part, f"{self.seed}/search/{at}", longest, count) for at in range(SEARCH_SEEDS)]
         now = self._cell(bench, "as it is", judged, self.policy)
         tried = [(lever, value, self._tried(bench, search, lever, value)) for lever, value in candidates]
         base = self._cell(bench, "as it is", search, self.policy)
         return self._judge(bench, part, judged, now, base, tried)
 
     # ---- preparing
+
+    def _ready(self, most: int) -> tuple[_Stretch, int, Bench, str | None] | Unknown:
+        """(what is replayed, longest sequence, the server, why it does not reproduce what was counted)."""
+        seen = self.seen
+        part = _stretch(seen.intervals, max(1, most))
+        if isinstance(part, Unknown):
+            return part
+        longest = self.pool - self.policy.pool_block_tokens
+        if longest < self.policy.pool_block_tokens:
+            return Unknown(f"a pool of {self.pool} tokens holds no request that could be replayed")
+        if seen.max_model_len is not None:
+            longest = min(longest, seen.max_model_len)
+        self._note(part)
+        loads = [_load(seen, part, f"{self.seed}/window/{at}", longest, part.requests) for at in range(JUDGE_SEEDS)]
+        problem, cost = self._reproduce(loads, part, self._cost())
+        clients = None if part.clients is None else max(part.clients, seen.engines)
+        return part, longest, Bench(self.pool, cost, self.limits, clients, self.goal), problem
+
+    def captured(self, seeds: int) -> Captured | Unknown:
+        """The load and the server for replays of the caller's choice."""
+        ready = self._ready(self.budget)
+        if isinstance(ready, Unknown):
+            return ready
+        part, longest, bench, problem = ready
+        loads = tuple(_load(self.seen, part, f"{self.seed}/{at}", longest, part.requests) for at in range(seeds))
+        return Captured(
+            loads,
+            bench,
+            self.policy,
+            self.seen.engines,
+            part.preempted,
+            part.finished,
+            part.seconds,
+            problem,
+            tuple(self.assumed),
+        )
 
     def _note(self, part: _Stretch) -> None:
         seen = self.seen
@@ -509,7 +588,9 @@ class _Replay:
             self.assumed.append("prefix caching as the version's default")
         whole = _busy(seen.intervals)
         if len(part.intervals) < len(whole):
-            self.assumed.append(f"the {len(part.intervals)} of {len(whole)} intervals with the most preemptions stand for all")
+            self.assumed.append(
+                f"the {len(part.intervals)} of {len(whole)} intervals with the most preemptions stand for all"
+            )
         if seen.engines > 1:
             self.assumed.append(f"requests dealt round robin to {seen.engines} engines")
 
@@ -526,7 +607,15 @@ class _Replay:
         return cost
 
     def _cell(
-        self, bench: Bench, name: str, loads: Sequence[Workload], policy: Policy, *, gpus: int = 1, pool: int = 1, clients: int = 1
+        self,
+        bench: Bench,
+        name: str,
+        loads: Sequence[Workload],
+        policy: Policy,
+        *,
+        gpus: int = 1,
+        pool: int = 1,
+        clients: int = 1,
     ) -> Cell:
         self.simulated += sum(len(load.requests) for load in loads)
         return bench.cell(name, loads, policy, gpus=gpus * self.seen.engines, pool=pool, clients=clients)
@@ -538,12 +627,16 @@ class _Replay:
         if "admission.full_prompt" in turns and self.policy.admission_mode == "first_chunk":
             out.append(("admission.full_prompt", 1.0))
         if "admission.free_share" in turns:
-            out += [("admission.free_share", share) for share in WATERMARKS if share != self.policy.admission_free_share]
+            out += [
+                ("admission.free_share", share) for share in WATERMARKS if share != self.policy.admission_free_share
+            ]
         if "sched.max_running" in turns:
             top = max((one.running for one in self.seen.intervals), default=0.0)
             top = max(top, max((one.running_after for one in self.seen.intervals), default=0.0)) / self.seen.engines
             limits = {max(1, round(top * share)) for share in RUNNING_SHARES}
-            out += [("sched.max_running", float(one)) for one in sorted(limits) if one < min(top, self.limits.max_num_seqs)]
+            out += [
+                ("sched.max_running", float(one)) for one in sorted(limits) if one < min(top, self.limits.max_num_seqs)
+            ]
         return out
 
     def _turnable(self, lever: str) -> bool:
@@ -616,7 +709,9 @@ class _Replay:
                 servers.append(server)
             slice_s = (part.seconds if part.seconds else 60.0) / 200
             now = 0.0
-            while sum(server.record.finished for server in servers) < part.finished and not all(s.idle for s in servers):
+            while sum(server.record.finished for server in servers) < part.finished and not all(
+                s.idle for s in servers
+            ):
                 now += slice_s
                 for server in servers:
                     server.advance(now)
@@ -643,17 +738,23 @@ class _Replay:
     ) -> WhatIfResult:
         rows = [_row("as it is", now)]
         settings: list[Setting] = []
+        idle: list[str] = []
         best: tuple[tuple[float, float], Cell, str, float] | None = None
         watermark: Watermark | None = None
         for lever in dict.fromkeys(lever for lever, _, _ in tried):
-            chosen = _choose(lever, [(value, cell) for one, value, cell in tried if one == lever], base, self._present(lever))
+            chosen = _choose(
+                lever, [(value, cell) for one, value, cell in tried if one == lever], base, self._present(lever)
+            )
             if chosen is None:
+                idle.append(lever)
                 continue
             value, lo, hi = chosen
             turned, policy = self._turned(bench, lever, value)
             cell = self._cell(turned, _NAMES[lever].format(value=value), judged, policy)
             rows.append(_row(cell.name, cell))
-            settings.append(Setting(lever, value, lo, hi, _effect(now, cell), _next_limit(now, cell)))
+            settings.append(
+                Setting(lever, value, lo, hi, _effect(now, cell), _next_limit(now, cell), self._present(lever))
+            )
             if lever == "admission.free_share":
                 watermark = Watermark(value, lo, hi)
             # the choice among levers is made on the loads of the search, the figures come from the others
@@ -667,7 +768,8 @@ class _Replay:
             grown_loads: Sequence[Workload] = [load.grown(2, at) for at, load in enumerate(judged)]
         else:
             grown_loads = [
-                replace(load, requests=tuple(one for one in load.requests for _ in range(2)), lines=()) for load in judged
+                replace(load, requests=tuple(one for one in load.requests for _ in range(2)), lines=())
+                for load in judged
             ]
         grown = self._cell(bench, "2 GPUs, twice the demand", grown_loads, self.policy, gpus=2, clients=2)
         rows += [_row(cell.name, cell) for cell in (more_kv, more_gpu, grown)]
@@ -700,10 +802,11 @@ class _Replay:
             facts,
             tuple(rows),
             tuple(settings),
+            tuple(idle),
             watermark,
             patch,
             tuple(self.assumed),
-            f"{self.say}; {goal}; {len(judged)} seeds of {part.requests} requests",
+            f"{self.say}; {goal}; {len(judged)} seeds of {len(judged[0].requests)} requests",
             self.simulated,
         )
 
@@ -716,7 +819,9 @@ class _Replay:
         if not any(lever == "admission.free_share" for lever, _, _ in tried):
             return Unknown("this version keeps no share of the pool free at admission")
         share = self.policy.admission_free_share
-        return Known(share, share, "estimated", "w", "replay of the window", "what is in force does as well as any other")
+        return Known(
+            share, share, "estimated", "w", "replay of the window", "what is in force does as well as any other"
+        )
 
 
 _NAMES: Mapping[str, str] = {
@@ -724,11 +829,6 @@ _NAMES: Mapping[str, str] = {
     "admission.full_prompt": "whole prompts at admission",
     "sched.max_running": "at most {value:.0f} running",
 }
-
-
-def seen_minimum(policy: Policy) -> int:
-    """Tokens below which a pool holds no request: two blocks."""
-    return 2 * policy.pool_block_tokens
 
 
 def _patch(lever: str, value: float) -> dict[str, object]:

@@ -15,25 +15,37 @@ ALERT_LOW = 0.70
 
 
 @dataclass(frozen=True, slots=True)
+class SimulatedLever:
+    """A lever turned in replays of this load: best value, the values that do as well, what is in force, what it does."""
+
+    value: float
+    lo: float
+    hi: float
+    present: float
+    effect: str
+    next_limit: str
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """What the replays of this load say. ``idle``: levers that were tried and do no more than what is in force."""
+
+    rows: tuple[WhatIf, ...]
+    levers: Mapping[str, SimulatedLever]
+    idle: frozenset[str]
+    watermark: Watermark | None
+    basis: str
+
+
+@dataclass(frozen=True, slots=True)
 class Setting:
-    """What advice depends on: the engine table (None: unknown engine), its version, its arguments, the facts."""
+    """What advice depends on: the engine table (None: unknown engine), its version, its arguments, facts, replays."""
 
     engine: Engine | None
     version: str | None
     args: Args
     facts: FactSet
-
-
-@dataclass(frozen=True, slots=True)
-class Simulated:
-    """What the replays of this load say: rows for the plan and, per lever, (best value, lowest, highest that do as well)."""
-
-    rows: tuple[WhatIf, ...]
-    to: Mapping[str, tuple[float, float, float]]
-    effect: Mapping[str, str]
-    next_limit: Mapping[str, str]
-    watermark: Watermark | None
-    basis: str
+    simulated: Simulated | None = None
 
 
 OPPOSITE: Mapping[str, str] = {"up": "down", "down": "up", "on": "off", "off": "on"}
@@ -58,7 +70,7 @@ def action(turn: Turn, checks: Sequence[str], setting: Setting) -> Action:
                       f"{entry.flag} is refused by this version beside {entry.refused_with.replace('_', ' ')}: leave it", turn.why)  # fmt: skip
     now = _now(entry, setting)
     to = _target(turn)
-    return Action(
+    plain = Action(
         lever=turn.lever,
         flag=entry.flag,
         start=now,
@@ -71,6 +83,7 @@ def action(turn: Turn, checks: Sequence[str], setting: Setting) -> Action:
         instead=entry.instead if entry.flag is None else "",
         why=turn.why,
     )
+    return plain if setting.simulated is None else _replayed(plain, setting.simulated)
 
 
 def _words(turn: Turn) -> str:
@@ -139,7 +152,6 @@ def plan(
     findings: Sequence[Verdict],
     policies: Mapping[str, Mapping[str, object]],
     setting: Setting,
-    simulated: Simulated | None = None,
     *,
     why_no_replay: str = "",
 ) -> Plan:
@@ -147,15 +159,16 @@ def plan(
 
     Levers that were replayed on this load get the value and the effect found there. ``why_no_replay`` goes into the basis.
     """
+    simulated = setting.simulated
     chosen: dict[str, Action] = {}
     patch: dict[str, object] = {}
     for verdict in findings:
         if verdict.muted_by is not None or verdict.advice_muted_by is not None:
             continue
         for act in verdict.actions:
-            if act.lever in chosen or _against(act, chosen):
+            if act.lever in chosen or _against(act, chosen) or _done(act) or _refuted(act, simulated):
                 continue
-            chosen[act.lever] = act if simulated is None else _simulated(act, simulated)
+            chosen[act.lever] = act
         for key, value in policies.get(verdict.rule, {}).items():
             patch.setdefault(key, value)
     watermark, how = _watermark(setting.facts)
@@ -176,18 +189,37 @@ def plan(
     return Plan(high, low, watermark, basis, how, tuple(chosen.values()), patch or None, rows)
 
 
-def _simulated(act: Action, simulated: Simulated) -> Action:
-    """The action with the value and effect of the replay, where the lever was replayed and is there to turn."""
-    found = simulated.to.get(act.lever)
-    if found is None or act.flag is None:
+def _replayed(act: Action, simulated: Simulated) -> Action:
+    """The action with the value and effect of the replay, where the lever was replayed in this direction."""
+    found = simulated.levers.get(act.lever)
+    if found is None or act.flag is None or _refuted(act, simulated):
         return act
-    value, low, high = found
-    to = f"about {value:g}" + (f" ({low:g} to {high:g} do as well)" if low < high else "")
+    to = act.to
+    if act.direction not in ("on", "off"):
+        to = f"about {found.value:g}" + (f" ({found.lo:g} to {found.hi:g} do as well)" if found.lo < found.hi else "")
     return replace(
-        act,
-        to=to if act.direction not in ("on", "off") else act.to,
-        effect=f"{act.effect} {simulated.effect[act.lever]}".strip(),
-        next_limit=simulated.next_limit[act.lever] or act.next_limit,
+        act, to=to, effect=f"{act.effect} {found.effect}".strip(), next_limit=found.next_limit or act.next_limit
+    )
+
+
+def _refuted(act: Action, simulated: Simulated | None) -> bool:
+    """The replays show that turning this lever this way does nothing for the load."""
+    if simulated is None:
+        return False
+    if act.lever in simulated.idle:
+        return True
+    found = simulated.levers.get(act.lever)
+    if found is None:
+        return False
+    return (act.direction == "up" and found.value <= found.present) or (
+        act.direction == "down" and found.value >= found.present
+    )
+
+
+def _done(act: Action) -> bool:
+    """The setting in force is the one recommended: nothing to do."""
+    return (
+        act.to is not None and act.start is not None and act.start.removesuffix(" (default)").lower() == act.to.lower()
     )
 
 

@@ -55,6 +55,15 @@ def resolve(path: str) -> str:
     return str(samples_dir() / name)
 
 
+def open_one(path: str) -> Snapshot:
+    """The snapshot of one path; raises SnapshotError when it cannot be read at all."""
+    from kvdoctor.snapshot import Snapshot, memory_member, read_paths
+
+    if path == "-":
+        return Snapshot((memory_member("standard input", sys.stdin.buffer.read()),), origin="standard input")
+    return read_paths([resolve(path)])
+
+
 def read(paths: Sequence[str]) -> Snapshot:
     """A snapshot from the paths of the command line; usage error when one does not exist. ``-`` reads standard input."""
     from dataclasses import replace

@@ -208,7 +208,7 @@ class _Watch:
 
     def __init__(self) -> None:
         self.fired = False
-        self._connection: object = None
+        self._sock: socket.socket | None = None
         self._timer: threading.Timer | None = None
 
     def start(self, seconds: float) -> None:
@@ -221,15 +221,15 @@ class _Watch:
         if self._timer is not None:
             self._timer.cancel()
 
-    def connected(self, connection: object) -> None:
-        self._connection = connection
+    def connected(self, sock: socket.socket | None) -> None:
+        # the socket, not its connection: that lets go of it when the answer has no length
+        self._sock = sock
 
     def _fire(self) -> None:
         self.fired = True
-        sock = getattr(self._connection, "sock", None)
-        if sock is not None:
+        if self._sock is not None:
             try:
-                sock.shutdown(socket.SHUT_RDWR)
+                self._sock.shutdown(socket.SHUT_RDWR)
             except OSError:
                 return  # closed meanwhile: nothing is left to end
 
@@ -244,12 +244,12 @@ def _session(base: str, headers: Mapping[str, str], watch: _Watch) -> requests.S
     class Plain(HTTPConnection):
         def connect(self) -> None:
             super().connect()
-            watch.connected(self)
+            watch.connected(self.sock)
 
     class Tls(HTTPSConnection):
         def connect(self) -> None:
             super().connect()
-            watch.connected(self)
+            watch.connected(self.sock)
 
     class PlainPool(HTTPConnectionPool):
         ConnectionCls = Plain

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from kvdoctor.derive.view import View
-from kvdoctor.facts import Known, Span, Unknown, estimated, measured
+from kvdoctor.facts import Known, Span, Unknown, bound, estimated, measured
 from kvdoctor.readings import Histogram
 
 
@@ -189,8 +189,9 @@ def _sessions(view: View) -> None:
     if enabled is not None and enabled.hi is False:
         facts.set("work.multi_turn_share", Unknown("prefix reuse is off, so turns leave no trace"))
     elif hits is not None and hits.span == "w":
+        # what was evicted between turns leaves no hit: hits are a lower bound only
         facts.set(
-            "work.multi_turn_share", estimated(float(hits.hi), "w", hits.source, note="prefix hit share stands for it")
+            "work.multi_turn_share", bound(float(hits.hi), 1.0, "w", hits.source, note="at least the prefix hit share")
         )
     else:
         facts.set(

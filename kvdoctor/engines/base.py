@@ -247,8 +247,7 @@ class Lever:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """What the engine does not expose: facts whose names start with ``fact``, why, and how to get them.
-"""
+    """What the engine does not expose: facts whose names start with ``fact``, why, and how to get them."""
 
     fact: str
     reason: str
@@ -387,7 +386,9 @@ class Engine:
     scheduler: Callable[[str | None, Args], Scheduler | str] = no_scheduler
 
 
-_PAIR = re.compile(r"""(?<![\w.])['"]?([A-Za-z_][\w.]*+)['"]?\s*[=:]\s*('[^']*'|"[^"]*"|\[[^\]]*\]|\{[^}]*\}|[^,\s)}]+)""")
+_PAIR = re.compile(
+    r"""(?<![\w.])['"]?([A-Za-z_][\w.]*+)['"]?\s*[=:]\s*('[^']*'|"[^"]*"|\[[^\]]*\]|\{[^}]*\}|[^,\s)}]+)"""
+)
 
 
 def parse_key_values(text: str) -> Args:

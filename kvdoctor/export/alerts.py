@@ -90,7 +90,9 @@ def build(rules: Sequence[Rule], templates: Templates) -> AlertSet:
         if not made:
             others.append(NoAlert(rule, why))
     used = {use: alert.templates for alert in alerts for use in alert.condition.used}
-    return AlertSet(templates, tuple(alerts), tuple(others), tuple((use, _expression(t, use)) for use, t in used.items()))
+    return AlertSet(
+        templates, tuple(alerts), tuple(others), tuple((use, _expression(t, use)) for use, t in used.items())
+    )
 
 
 def _expression(templates: Templates, use: Used) -> str:
@@ -234,5 +236,3 @@ def _head(made: AlertSet) -> str:
         lines += ["", "No alert, and why not:"]
         lines += [f"  {other.rule.id} {other.rule.name}: {' '.join(other.why.split())}" for other in made.others]
     return "\n".join(f"# {line}".rstrip() for line in lines)
-
-

@@ -101,9 +101,7 @@ class Compiler:
         if len(live) == 1:
             only = live[0]
             return Filter(only.text, used, left_out=left_out, compound=only.compound)
-        texts = dict.fromkeys(
-            f"({part.text})" if part.compound and part.compound != op else part.text for part in live
-        )
+        texts = dict.fromkeys(f"({part.text})" if part.compound and part.compound != op else part.text for part in live)
         return Filter(f"\n{op} ".join(texts), used, left_out=left_out, compound=op)
 
     def use(self, fact: str, end: End = "", choice: str = "") -> Used:

@@ -25,7 +25,9 @@ from kvdoctor.facts import FACTS
 End = Literal["", "lo", "hi"]
 ENDS: tuple[End, ...] = ("", "lo", "hi")
 
-_ROLE = re.compile(r"<(?P<role>[a-z_]+\.[a-z_0-9]+)(?:#(?P<key>\w+))?(?::(?P<part>bucket|sum|count))?(?:,(?P<more>[^<>]*))?>")
+_ROLE = re.compile(
+    r"<(?P<role>[a-z_]+\.[a-z_0-9]+)(?:#(?P<key>\w+))?(?::(?P<part>bucket|sum|count))?(?:,(?P<more>[^<>]*))?>"
+)
 _FACT = re.compile(r"\$\{([a-z_]+\.[a-z_0-9]+)\}")
 _SCALE = re.compile(r"\{scale:([a-z_]+\.[a-z_0-9]+)\}")
 _DURATION = re.compile(r"(\d+)([smhd])")

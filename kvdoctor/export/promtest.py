@@ -343,8 +343,7 @@ def _scene(made: AlertSet, scene: Scene, labels: Mapping[str, str]) -> Iterator[
     told = [
         alert
         for alert in made.alerts
-        if alert.scope == "target"
-        and all(not use.window and use.fact in expected for use in alert.condition.used)
+        if alert.scope == "target" and all(not use.window and use.fact in expected for use in alert.condition.used)
     ]
     if told:
         test["alert_rule_test"] = [_expect(alert, at, fires(alert, facts), labels) for alert in told]
@@ -392,7 +391,7 @@ def _raw(templates: Templates, scene: Scene, count: int) -> dict[str, str]:
             out.setdefault(f"{name.name}{_labels(labels)}", f"{track / name.scale:.12g}x{count}")
     reason = templates.name("req.waiting_reason")
     if reason is not None and reason.by:
-        labels = {**_SERVER, **{label: "0" for label in engine.rank_labels[:1]}, reason.by: "capacity"}
+        labels = {**_SERVER, **dict.fromkeys(engine.rank_labels[:1], "0"), reason.by: "capacity"}
         out.setdefault(f"{reason.name}{_labels(labels)}", f"{scene.gauges['req.waiting']:.12g}x{count}")
     return out
 

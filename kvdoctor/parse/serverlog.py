@@ -490,7 +490,8 @@ class Kind:
     """What lines of one shape can be: the templates whose literal fits, whether a message for lack of memory, whether cut.
 
     ``literals`` are looked for in the line itself (a shape forgets digits); none for a line that may only be the first
-    half of a broken message. ``misses`` counts lines that held a literal and were nothing.
+    half of a broken message. ``misses`` counts lines that held a literal and were nothing; ``group`` is where lines of a kind
+    that need not all be read are held back.
     """
 
     candidates: tuple[_Compiled, ...]
@@ -498,7 +499,7 @@ class Kind:
     oom: bool
     broken: bool
     misses: int = 0
-    ids: tuple[str, ...] | None = None
+    group: _Newest | None = None
 
 
 class Matcher:
@@ -706,37 +707,37 @@ class _Prefixed:
         return self._rest.read(size)
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """A line that is read at the end, if it is then among the newest of its kind."""
-
-    number: int
-    raw: bytes
-    follow: tuple[bytes, ...]
-    above: tuple[bytes, ...]
-    kind: Kind
-
-    @property
-    def size(self) -> int:
-        return len(self.raw) + sum(len(f) for f in self.follow) + sum(len(a) for a in self.above)
+_Held = tuple[int, bytes, tuple[bytes, ...], tuple[bytes, ...]]
+"""A line that is read at the end, if it is then among the newest of its kind: number, bytes, lines after it, lines above."""
 
 
 class _Newest:
-    """The newest lines of one kind, within a number and a size."""
+    """The newest lines of one kind, within a number and a size: whole batches, the oldest go first."""
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.lines: deque[_Held] = deque()
-        self.size = 0
         self.seen = 0
+        self.fresh: list[int] = []
+        self.batches: deque[list[_Held]] = deque()
         self.lost = 0
 
-    def add(self, line: _Held) -> None:
-        self.lines.append(line)
-        self.size += line.size
-        while len(self.lines) > self.most or (self.size > HELD_BYTES and len(self.lines) > 1):
-            self.size -= self.lines.popleft().size
-            self.lost += 1
+    def add(self, batch: list[_Held]) -> None:
+        """Add lines in their order, and let go what is not needed any more."""
+        self.batches.append(batch)
+        count = size = 0
+        for kept, lines in enumerate(reversed(self.batches)):
+            if kept and (count >= self.most or size > HELD_BYTES):
+                while len(self.batches) > kept:
+                    self.lost += len(self.batches.popleft())
+                break
+            count += len(lines)
+            size += sum([len(line[1]) for line in lines]) if len(lines) < self.most else HELD_BYTES // 2
+
+    def newest(self) -> list[_Held]:
+        """The lines that are still held, at most ``most``."""
+        lines = [line for batch in self.batches for line in batch]
+        self.lost += max(len(lines) - self.most, 0)
+        return lines[-self.most :]
 
 
 class _LogReader:
@@ -780,15 +781,24 @@ class _LogReader:
         for shape in set(shapes).difference(kinds):
             kinds[shape] = self.matcher.kind(shape[:MAX_LINE])
             self.kinds_size += len(shape) + 120
-        for index, kind in [(i, k) for i, s in enumerate(shapes) if (k := kinds[s]) is not None]:
-            raw = lines[index]
+        found = list(map(kinds.__getitem__, shapes))
+        for index in itertools.compress(range(len(found)), found):
+            kind, raw = found[index], lines[index]
+            if kind is None:
+                continue
             for literal in kind.literals:
                 if literal in raw:
                     break
             else:
                 if not kind.broken:
                     continue
-            self._line(index, raw, kind)
+            if (group := kind.group) is not None and group.seen >= KEEP_FIRST:
+                group.fresh.append(index)
+            else:
+                self._line(index, raw, kind)
+        for group in self.newest.values():
+            if group.fresh:
+                self._hold(group)
         self.number += len(lines)
         self.above = [line[:ABOVE_LINE] for line in (self.above + lines)[-ABOVE:]]
         self.lines = []
@@ -796,9 +806,11 @@ class _LogReader:
 
     def finish(self, encoding: str) -> ParsedLog:
         """Read what was held back and close."""
-        waiting = [line for group in (*self.newest.values(), self.noise, self.ooms) for line in group.lines]
-        for line in sorted(waiting, key=lambda held: held.number):
-            self._read(line)
+        for group in (*self.newest.values(), self.noise, self.ooms):
+            for line in group.newest():
+                kind = self.matcher.kind(line_shape(line[1]))
+                if kind is not None:
+                    self._read(line, kind)
         last_time = self._edge(self.above[::-1][:40])
         if last_time is None:
             last_time = self.latest[1] if self.latest is not None else self.first_time
@@ -831,52 +843,55 @@ class _LogReader:
                         return line.time
         return None
 
+    def _hold(self, group: _Newest) -> None:
+        """Hold back lines of a kind of which enough were read; of one block only the newest can still be wanted."""
+        fresh, lines, number = group.fresh, self.lines, self.number
+        group.lost += max(len(fresh) - group.most, 0)
+        group.add([(number + i, lines[i][:MAX_LINE], (), ()) for i in fresh[-group.most :]])
+        fresh.clear()
+
+    def _after(self, index: int) -> tuple[bytes, ...]:
+        return tuple(line[:FOLLOW_LINE] for line in self.lines[index + 1 : index + 3])
+
     def _line(self, index: int, raw: bytes, kind: Kind) -> None:
         """Read a line now, or hold it back when enough of its kind were read."""
-        follow = tuple(line[:FOLLOW_LINE] for line in self.lines[index + 1 : index + 3])
+        follow = self._after(index)
         number = self.number + index
         if kind.oom:
             self.ooms.seen += 1
             before = self.lines[max(index - ABOVE, 0) : index]
             if len(before) < ABOVE:
                 before = (self.above + before)[-ABOVE:]
-            held = _Held(number, raw[:MAX_LINE], follow, tuple(line[:ABOVE_LINE] for line in before), kind)
+            held = (number, raw[:MAX_LINE], follow, tuple(line[:ABOVE_LINE] for line in before))
             if self.ooms.seen > KEEP_FIRST:
-                self.ooms.add(held)
+                self.ooms.add([held])
             else:
-                self._read(held)
+                self._read(held, kind)
             return
-        if kind.ids:
-            group = self.newest[kind.ids]
-            group.seen += 1
-            if group.seen > KEEP_FIRST:
-                group.add(_Held(number, raw[:MAX_LINE], follow, (), kind))
-                return
-        elif kind.misses > KEEP_FIRST:
-            self.noise.add(_Held(number, raw[:MAX_LINE], follow, (), kind))
+        if kind.misses > KEEP_FIRST:
+            self.noise.add([(number, raw[:MAX_LINE], follow, ())])
             return
-        found = self._read(_Held(number, raw[:MAX_LINE], follow, (), kind))
+        found = self._read((number, raw[:MAX_LINE], follow, ()), kind)
         if not found:
             kind.misses += 1
-        elif kind.ids is None:
-            every = any(event in ("stats", "iteration") for _, event in found)
-            kind.ids = () if every else tuple(sorted({template for template, _ in found}))
-            if kind.ids:
-                self.newest.setdefault(kind.ids, _Newest(KEEP_LAST)).seen += 1
+        elif kind.group is None and not any(event in ("stats", "iteration") for _, event in found):
+            kind.group = self.newest.setdefault(tuple(sorted({template for template, _ in found})), _Newest(KEEP_LAST))
+        if kind.group is not None:
+            kind.group.seen += 1
 
-    def _read(self, held: _Held) -> list[tuple[str, str]]:
+    def _read(self, held: _Held, kind: Kind) -> list[tuple[str, str]]:
         """Put a line's events into the bag; (template, kind) of each."""
         made: list[tuple[str, str]] = []
-        kind = held.kind
-        lines = self.unwrap(decode(held.raw).rstrip("\r"))
+        number, raw, follow, above = held
+        lines = self.unwrap(decode(raw).rstrip("\r"))
         frames: list[str] | None = None
         for index, line in enumerate(lines):
-            if line.time is not None and (self.latest is None or held.number >= self.latest[0]):
-                self.latest = (held.number, line.time)
+            if line.time is not None and (self.latest is None or number >= self.latest[0]):
+                self.latest = (number, line.time)
             found = self.matcher.match(line.text, kind.candidates)
             text = line.text
-            if index == len(lines) - 1 and held.follow and (not found or any(event == "stats" for _, event, _ in found)):
-                joined = self._joined(line.text, held.follow[0])
+            if index == len(lines) - 1 and follow and (not found or any(event == "stats" for _, event, _ in found)):
+                joined = self._joined(line.text, follow[0])
                 again = self.matcher.match(joined) if joined else []
                 if _says_more(again, found):
                     found = again
@@ -884,17 +899,19 @@ class _LogReader:
                     text = joined
             for template, event, fields in found:
                 made.append((template, event))
-                self.bag.add(LogEvent(template, event, fields, held.number, line.time, line.rank, line.pid, line.repeat))
+                self.bag.add(LogEvent(template, event, fields, number, line.time, line.rank, line.pid, line.repeat))
             if (kind.oom or kind.broken) and any(literal in text for literal in OOM_LITERALS):
                 if frames is None:
-                    frames = self._frames(held.above, line)
-                message = "\n".join([text, *(self._follow(held.follow) if index == len(lines) - 1 else ())])
-                bag_oom(self.bag, line, message, [*frames, *(earlier.text for earlier in lines[:index])], held.number)
+                    frames = self._frames(above, line)
+                message = "\n".join([text, *(self._follow(follow) if index == len(lines) - 1 else ())])
+                bag_oom(self.bag, line, message, [*frames, *(earlier.text for earlier in lines[:index])], number)
                 made.append(("oom", "oom"))
         return made
 
     def _joined(self, text: str, follow: bytes) -> str | None:
         """The line with the next one, when that is its other half: a message broken in the middle of a word."""
+        if _NEW_MESSAGE_RAW.match(follow):
+            return None
         rest = self._follow((follow,))
         if not rest or _NEW_MESSAGE.match(rest[0]):
             return None
@@ -919,9 +936,11 @@ class _LogReader:
         return out[-120:]
 
 
-_NEW_MESSAGE = re.compile(
-    r"\s*(?:\(\w[^)\n]{0,80} pid=\d|\[[^\]\n]{0,40}\d\d:\d\d|(?:INFO|WARN(?:ING)?|ERROR|DEBUG|CRITICAL)\b|\d{4}-\d\d-\d\d|\{\"|time=|Traceback )"
+_STARTS = (
+    r"\s*(?:\(\w[^)\n]{0,80} pid=\d|\[[^\]\n]{0,40}\d\d:\d\d|(?:INFO|WARN(?:ING)?|ERROR|DEBUG|CRITICAL)\b|time=|Traceback "
 )
+_NEW_MESSAGE = re.compile(_STARTS + r"|\d{4}-\d\d-\d\d|\{\")")
+_NEW_MESSAGE_RAW = re.compile((_STARTS + ")").encode())
 
 
 def _says_more(

@@ -48,21 +48,9 @@ def _numbers(row: object, keys: frozenset[str]) -> dict[str, float | bool]:
 
 # ---- llama.cpp
 
-_SLOT = frozenset(
-    [
-        "id",
-        "id_task",
-        "task_id",
-        "is_processing",
-        "state",
-        "n_ctx",
-        "n_prompt_tokens",
-        "n_past",
-        "n_prompt_tokens_processed",
-        "n_prompt_tokens_cache",
-        "n_predict",
-        "max_tokens",
-    ]
+_SLOT = words.known(
+    "id id_task task_id is_processing state n_ctx n_prompt_tokens n_past n_prompt_tokens_processed "
+    "n_prompt_tokens_cache n_predict max_tokens"
 )
 _NEXT = frozenset({"n_decoded", "n_remain", "has_next_token"})
 _LIMITS = frozenset({"n_predict", "max_tokens"})
@@ -109,21 +97,9 @@ def props(text: str, veil: Veil) -> bytes | None:
 
 _STATE = frozenset({"last_gen_throughput", "effective_max_running_requests_per_dp", "max_running_requests"})
 _MEMORY = frozenset({"token_capacity", "weight", "kvcache", "cuda_graph", "startup_available", "graph"})
-_LOAD = frozenset(
-    [
-        "dp_rank",
-        "timestamp",
-        "num_running_reqs",
-        "num_waiting_reqs",
-        "num_used_tokens",
-        "max_total_num_tokens",
-        "max_running_requests",
-        "token_usage",
-        "gen_throughput",
-        "num_total_tokens",
-        "cache_hit_rate",
-        "utilization",
-    ]
+_LOAD = words.known(
+    "dp_rank timestamp num_running_reqs num_waiting_reqs num_used_tokens max_total_num_tokens "
+    "max_running_requests token_usage gen_throughput num_total_tokens cache_hit_rate utilization"
 )
 _QUEUES = frozenset({"grammar", "retracted", "waiting", "paused"})
 _LOAD_MEMORY = frozenset({"weight_gb", "kv_cache_gb", "graph_gb", "token_capacity"})
@@ -342,19 +318,8 @@ def bench(table: BenchTable, veil: Veil) -> bytes:
 
 # ---- torch allocator snapshot, probe
 
-_ACTIONS = frozenset(
-    [
-        "alloc",
-        "free_requested",
-        "free_completed",
-        "segment_alloc",
-        "segment_free",
-        "segment_map",
-        "segment_unmap",
-        "snapshot",
-        "oom",
-        "user_defined",
-    ]
+_ACTIONS = words.known(
+    "alloc free_requested free_completed segment_alloc segment_free segment_map segment_unmap snapshot oom user_defined"
 )
 _STATES = {"allocated": "active_allocated", "awaiting_free": "active_awaiting_free", "inactive": "inactive"}
 
@@ -401,17 +366,9 @@ def torch(snapshot: TorchSnapshot) -> bytes:
 _DEVICE = frozenset({"total_bytes", "free_bytes", "index"})
 _LEVEL = frozenset({"limit_bytes", "largest_single_bytes", "largest_is_limit", "gap"})
 _FIT = frozenset({"block_bytes", "count", "expected", "counted_up_to"})
-_REPLAY = frozenset(
-    [
-        "requests",
-        "refused",
-        "false_refused",
-        "external_max",
-        "largest_fit_min_bytes",
-        "inactive_split_peak_bytes",
-        "reserved_peak_bytes",
-        "allocated_peak_bytes",
-    ]
+_REPLAY = words.known(
+    "requests refused false_refused external_max largest_fit_min_bytes inactive_split_peak_bytes "
+    "reserved_peak_bytes allocated_peak_bytes"
 )
 _ALLOCATOR = re.compile(
     r"(?:(?:expandable_segments|max_split_size_mb|garbage_collection_threshold|roundup_power2_divisions|backend|"

@@ -255,78 +255,18 @@ def _percent(value: float | Unread) -> str:
     return "-" if isinstance(value, Unread) else f"{value * 100:.4f}".rstrip("0").rstrip(".")
 
 
-_CGROUP_KEYS = frozenset(
-    [
-        "anon",
-        "file",
-        "kernel",
-        "kernel_stack",
-        "pagetables",
-        "percpu",
-        "sock",
-        "shmem",
-        "file_mapped",
-        "file_dirty",
-        "file_writeback",
-        "swapcached",
-        "anon_thp",
-        "inactive_anon",
-        "active_anon",
-        "inactive_file",
-        "active_file",
-        "unevictable",
-        "slab",
-        "slab_reclaimable",
-        "slab_unreclaimable",
-        "pgfault",
-        "pgmajfault",
-        "low",
-        "high",
-        "max",
-        "oom",
-        "oom_kill",
-        "oom_group_kill",
-        "cache",
-        "rss",
-        "rss_huge",
-        "mapped_file",
-        "swap",
-        "total_cache",
-        "total_rss",
-        "total_rss_huge",
-        "total_shmem",
-        "total_mapped_file",
-        "total_swap",
-        "total_inactive_anon",
-        "total_active_anon",
-        "total_inactive_file",
-        "total_active_file",
-        "total_unevictable",
-        "hierarchical_memory_limit",
-        "hierarchical_memsw_limit",
-        "oom_kill_disable",
-        "under_oom",
-    ]
+_CGROUP_KEYS = words.known(
+    "anon file kernel kernel_stack pagetables percpu sock shmem file_mapped file_dirty file_writeback swapcached "
+    "anon_thp inactive_anon active_anon inactive_file active_file unevictable slab slab_reclaimable "
+    "slab_unreclaimable pgfault pgmajfault low high max oom oom_kill oom_group_kill cache rss rss_huge "
+    "mapped_file swap total_cache total_rss total_rss_huge total_shmem total_mapped_file total_swap "
+    "total_inactive_anon total_active_anon total_inactive_file total_active_file total_unevictable "
+    "hierarchical_memory_limit hierarchical_memsw_limit oom_kill_disable under_oom"
 )
-_CGROUP_FILES = frozenset(
-    [
-        "memory.max",
-        "memory.high",
-        "memory.low",
-        "memory.min",
-        "memory.current",
-        "memory.peak",
-        "memory.stat",
-        "memory.events",
-        "memory.swap.current",
-        "memory.swap.max",
-        "memory.limit_in_bytes",
-        "memory.usage_in_bytes",
-        "memory.max_usage_in_bytes",
-        "memory.failcnt",
-        "memory.oom_control",
-        "memory.soft_limit_in_bytes",
-    ]
+_CGROUP_FILES = words.known(
+    "memory.max memory.high memory.low memory.min memory.current memory.peak memory.stat memory.events "
+    "memory.swap.current memory.swap.max memory.limit_in_bytes memory.usage_in_bytes memory.max_usage_in_bytes "
+    "memory.failcnt memory.oom_control memory.soft_limit_in_bytes"
 )
 
 
@@ -348,42 +288,11 @@ def meminfo(info: MemInfo) -> bytes:
     return ("\n".join(lines) + "\n").encode()
 
 
-_MEMINFO = frozenset(
-    [
-        "MemTotal",
-        "MemFree",
-        "MemAvailable",
-        "Buffers",
-        "Cached",
-        "SwapCached",
-        "Active",
-        "Inactive",
-        "Active(anon)",
-        "Inactive(anon)",
-        "Active(file)",
-        "Inactive(file)",
-        "Unevictable",
-        "Mlocked",
-        "SwapTotal",
-        "SwapFree",
-        "Dirty",
-        "Writeback",
-        "AnonPages",
-        "Mapped",
-        "Shmem",
-        "KReclaimable",
-        "Slab",
-        "SReclaimable",
-        "SUnreclaim",
-        "KernelStack",
-        "PageTables",
-        "CommitLimit",
-        "Committed_AS",
-        "VmallocUsed",
-        "Percpu",
-        "AnonHugePages",
-        "Hugetlb",
-    ]
+_MEMINFO = words.known(
+    "MemTotal MemFree MemAvailable Buffers Cached SwapCached Active Inactive Active(anon) Inactive(anon) "
+    "Active(file) Inactive(file) Unevictable Mlocked SwapTotal SwapFree Dirty Writeback AnonPages Mapped Shmem "
+    "KReclaimable Slab SReclaimable SUnreclaim KernelStack PageTables CommitLimit Committed_AS VmallocUsed Percpu "
+    "AnonHugePages Hugetlb"
 )
 
 

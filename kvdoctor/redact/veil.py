@@ -17,56 +17,13 @@ _VERSION = re.compile(r"v?b?\d{1,8}(?:\.\d{1,6}){0,4}(?:[.-]?(?:dev|rc|post|a|b|
 _LOCAL = re.compile(
     r"-(?:unknown|[0-9a-f]{7,12})(?![A-Za-z0-9])|\+(?:cu|cpu|rocm|xpu|tpu|hip|g(?=[0-9a-f]{7}))[0-9a-f.]{0,16}(?![A-Za-z])"
 )
-_ORGANISATIONS = frozenset(
-    [
-        "meta-llama",
-        "Qwen",
-        "mistralai",
-        "google",
-        "deepseek-ai",
-        "microsoft",
-        "openai",
-        "facebook",
-        "nvidia",
-        "NousResearch",
-        "TheBloke",
-        "unsloth",
-        "RedHatAI",
-        "neuralmagic",
-        "ibm-granite",
-        "CohereForAI",
-        "CohereLabs",
-        "HuggingFaceTB",
-        "HuggingFaceH4",
-        "bigcode",
-        "tiiuae",
-        "THUDM",
-        "zai-org",
-        "moonshotai",
-        "MiniMaxAI",
-        "baidu",
-        "tencent",
-        "ByteDance-Seed",
-        "stabilityai",
-        "EleutherAI",
-        "bartowski",
-        "ggml-org",
-        "lmsys",
-        "internlm",
-        "OpenGVLab",
-        "01-ai",
-        "allenai",
-        "amd",
-        "intel",
-        "apple",
-        "baichuan-inc",
-        "databricks",
-        "mosaicml",
-        "xai-org",
-        "Salesforce",
-        "sentence-transformers",
-        "BAAI",
-    ]
+_MODEL = re.compile(r"(?=[^A-Za-z]{0,40}[A-Za-z])[A-Za-z0-9._-]{1,96}(?::[A-Za-z0-9._-]{1,40})?")
+_ORGANISATIONS = words.known(
+    "meta-llama Qwen mistralai google deepseek-ai microsoft openai facebook nvidia NousResearch TheBloke unsloth "
+    "RedHatAI neuralmagic ibm-granite CohereForAI CohereLabs HuggingFaceTB HuggingFaceH4 bigcode tiiuae THUDM "
+    "zai-org moonshotai MiniMaxAI baidu tencent ByteDance-Seed stabilityai EleutherAI bartowski ggml-org lmsys "
+    "internlm OpenGVLab 01-ai allenai amd intel apple baichuan-inc databricks mosaicml xai-org Salesforce "
+    "sentence-transformers BAAI"
 )
 
 
@@ -93,7 +50,7 @@ class Veil:
         """``/data/acme/llama-3`` -> ``x.../llama-3``; a name on a public hub stays whole."""
         bare = text.strip().rstrip("/")
         folder, _, base = bare.rpartition("/")
-        base = re.sub(r"[^A-Za-z0-9._-]", "_", base)[:96]
+        base = base if _MODEL.fullmatch(base) else self.token(base)
         if not folder:
             return base
         return f"{folder}/{base}" if folder in _ORGANISATIONS else f"{self.token(folder)}/{base}"
@@ -126,7 +83,8 @@ class Veil:
             elif name == "version":
                 out[name] = self.version(text)
             elif name in words.settings():
-                out[name] = self.value(text)
+                digits = sum(c.isdigit() for c in text)
+                out[name] = self.token(text) if name in words.in_words() and digits > 6 else self.value(text)
             else:
                 out[self.token(name)] = self.token(text)
         return out
@@ -169,20 +127,9 @@ class Veil:
 
 _URL = re.compile(r"(https?)://([^/\s]*)(/[^?#\s]*)?")
 _ROTATED = re.compile(r"(?:[.-]\d{1,8})?(?:\.gz)?$")
-_PATHS = frozenset(
-    [
-        "/metrics",
-        "/prometheus/metrics",
-        "/version",
-        "/v1/models",
-        "/props",
-        "/slots",
-        "/server_info",
-        "/get_server_info",
-        "/v1/loads",
-        "/info",
-        "/health",
-    ]
+_PATHS = words.known(
+    "/metrics /prometheus/metrics /version /v1/models /props /slots /server_info /get_server_info /v1/loads /info "
+    "/health"
 )
 
 

@@ -13,7 +13,13 @@ from functools import cache
 from kvdoctor.engines.base import CANONICAL_SETTINGS, COMMON_SERIES, engines
 from kvdoctor.parse.serverlog import GENERIC, LogTemplate
 
-_VALUE_TEXT = (
+
+def known(text: str) -> frozenset[str]:
+    """The words of ``text``."""
+    return frozenset(text.split())
+
+
+_VALUES = known(
     # types and quantisation
     "auto float float16 float32 bfloat16 half fp16 fp32 fp8 bf16 fp8_e4m3 fp8_e5m2 fp8_inc fp8_ds_mla fp4 fp4_e2m1 nvfp4 "
     "mxfp4 mxfp8 int8 int4 w8a8 w8a8_int8 w8a8_fp8 w4a16 w4a8 awq awq_marlin gptq gptq_marlin marlin bitsandbytes bnb gguf "
@@ -41,97 +47,16 @@ _VALUE_TEXT = (
     # how device memory is named
     "primary secondary swa mamba gpu0 target k v"
 )
-_VALUES = frozenset(_VALUE_TEXT.split())
 
-_ERRORS = frozenset(
-    [
-        "error",
-        "errors",
-        "exception",
-        "traceback",
-        "failed",
-        "failure",
-        "fatal",
-        "out",
-        "of",
-        "memory",
-        "cuda",
-        "hip",
-        "device",
-        "host",
-        "kernel",
-        "illegal",
-        "access",
-        "address",
-        "invalid",
-        "argument",
-        "assert",
-        "assertion",
-        "triggered",
-        "launch",
-        "unspecified",
-        "timeout",
-        "timed",
-        "nccl",
-        "watchdog",
-        "ecc",
-        "uncorrectable",
-        "misaligned",
-        "unknown",
-        "internal",
-        "driver",
-        "shutting",
-        "down",
-        "runtimeerror",
-        "valueerror",
-        "typeerror",
-        "keyerror",
-        "indexerror",
-        "oserror",
-        "assertionerror",
-        "attributeerror",
-        "notimplementederror",
-        "importerror",
-        "modulenotfounderror",
-        "filenotfounderror",
-        "permissionerror",
-        "connectionerror",
-        "timeouterror",
-        "memoryerror",
-        "recursionerror",
-        "enginedeaderror",
-        "asyncenginedeaderror",
-        "outofmemoryerror",
-        "acceleratorerror",
-        "distbackenderror",
-        "distneterror",
-        "validationerror",
-        "mqenginedeaderror",
-        "keyboardinterrupt",
-        "cancellederror",
-        "brokenpipeerror",
-        "eoferror",
-        "connectionreseterror",
-        "torch",
-        "with",
-        "for",
-        "the",
-        "a",
-        "an",
-        "is",
-        "was",
-        "not",
-        "in",
-        "on",
-        "at",
-        "to",
-        "from",
-        "and",
-        "or",
-        "by",
-        "be",
-        "has",
-    ]
+_ERRORS = known(
+    "error errors exception traceback failed failure fatal out of memory cuda hip device host kernel illegal "
+    "access address invalid argument assert assertion triggered launch unspecified timeout timed nccl watchdog "
+    "ecc uncorrectable misaligned unknown internal driver shutting down runtimeerror valueerror typeerror "
+    "keyerror indexerror oserror assertionerror attributeerror notimplementederror importerror "
+    "modulenotfounderror filenotfounderror permissionerror connectionerror timeouterror memoryerror "
+    "recursionerror enginedeaderror asyncenginedeaderror outofmemoryerror acceleratorerror distbackenderror "
+    "distneterror validationerror mqenginedeaderror keyboardinterrupt cancellederror brokenpipeerror eoferror "
+    "connectionreseterror torch with for the a an is was not in on at to from and or by be has"
 )
 
 SETTINGS_BY_MODEL = frozenset(
@@ -142,42 +67,29 @@ SETTINGS_BY_MODEL = frozenset(
         "model_id",
         "model_name",
         "served_model_name",
-        "tokenizer_path",
         "alias",
         "hf_repo",
     }
 )
 """Settings whose value names a model: they join a log to a server, so the base name stays."""
 
-NEVER = frozenset(
-    [
-        "port",
-        "host",
-        "hostname",
-        "ip",
-        "nnodes",
-        "node_rank",
-        "node",
-        "dist_init_addr",
-        "master_addr",
-        "master_port",
-        "random_seed",
-        "seed",
-        "api_key",
-        "api_keys",
-        "admin_api_key",
-        "hf_token",
-        "token",
-        "nccl_port",
-        "base_gpu_id",
-        "tokenizer",
-        "revision",
-        "download_dir",
-        "ssl_keyfile",
-        "ssl_certfile",
-    ]
-) - {"port"}
+NEVER = known(
+    "host hostname ip nnodes node_rank node dist_init_addr master_addr master_port random_seed seed api_key "
+    "api_keys admin_api_key hf_token token nccl_port base_gpu_id tokenizer tokenizer_path tokenizer_name revision download_dir ssl_keyfile "
+    "ssl_certfile"
+)
 """Settings that say who and where, never how it runs: they are dropped, not even hashed."""
+
+
+_IN_WORDS = ("kv_dtype", "weight_dtype", "policy", "reserve_policy", "preempt_mode", "connector", "scheduler", "spec")
+
+
+@cache
+def in_words() -> frozenset[str]:
+    """Settings whose values are words; a long number there is none of theirs."""
+    return frozenset(_IN_WORDS) | {
+        w for e in engines().values() for n in _IN_WORDS for w in e.canonical_args.get(n, ())
+    }
 
 
 @cache
@@ -265,91 +177,16 @@ PROCESS_MARKS = (
 )  # fmt: skip
 """Pieces of a command line that tell a server, a worker and a leftover apart, longest first where one holds another."""
 
-_PROGRAMS = frozenset(
-    [
-        "vllm",
-        "sglang",
-        "serve",
-        "start",
-        "runner",
-        "trtllm-serve",
-        "trtllm-build",
-        "tritonserver",
-        "text-generation-launcher",
-        "text-generation-server",
-        "text-generation-router",
-        "llama-server",
-        "llama-cli",
-        "lmdeploy",
-        "api_server",
-        "ollama",
-        "ray",
-        "raylet",
-        "gcs_server",
-        "dashboard",
-        "uvicorn",
-        "gunicorn",
-        "torchrun",
-        "mpirun",
-        "orted",
-        "multiprocessing",
-        "spawn_main",
-        "resource_tracker",
-        "bash",
-        "sh",
-        "zsh",
-        "sshd",
-        "systemd",
-        "init",
-        "dockerd",
-        "containerd",
-        "containerd-shim",
-        "kubelet",
-        "xorg",
-        "gnome-shell",
-        "nvidia-smi",
-        "nvidia-persistenced",
-        "nv-hostengine",
-        "dcgm-exporter",
-        "node_exporter",
-        "prometheus",
-        "jupyter-lab",
-        "jupyter-notebook",
-        "ipython",
-        "node",
-        "java",
-        "chrome",
-        "firefox",
-        "code",
-        "tmux",
-        "screen",
-        "sleep",
-        "tini",
-        "dumb-init",
-        "vllm.entrypoints.openai.api_server",
-        "vllm.entrypoints.api_server",
-        "vllm.entrypoints.cli.main",
-        "sglang.launch_server",
-        "sglang.srt.launch_server",
-        "lmdeploy.serve",
-        "tensorrt_llm",
-        "ps",
-        "grep",
-        "dmesg",
-        "journalctl",
-        "kworker",
-        "ksoftirqd",
-        "kswapd0",
-        "migration",
-        "-m",
-        "-c",
-        "-u",
-        "-eo",
-        "ray::idle",
-        "ray::rayworkerwrapper",
-        "ray::servereplica",
-        "vllm::apiserver",
-    ]
+_PROGRAMS = known(
+    "vllm sglang serve start runner trtllm-serve trtllm-build tritonserver text-generation-launcher "
+    "text-generation-server text-generation-router llama-server llama-cli lmdeploy api_server ollama ray raylet "
+    "gcs_server dashboard uvicorn gunicorn torchrun mpirun orted multiprocessing spawn_main resource_tracker bash "
+    "sh zsh sshd systemd init dockerd containerd containerd-shim kubelet xorg gnome-shell nvidia-smi "
+    "nvidia-persistenced nv-hostengine dcgm-exporter node_exporter prometheus jupyter-lab jupyter-notebook "
+    "ipython node java chrome firefox code tmux screen sleep tini dumb-init vllm.entrypoints.openai.api_server "
+    "vllm.entrypoints.api_server vllm.entrypoints.cli.main sglang.launch_server sglang.srt.launch_server "
+    "lmdeploy.serve tensorrt_llm ps grep dmesg journalctl kworker ksoftirqd kswapd0 migration -m -c -u -eo "
+    "ray::idle ray::rayworkerwrapper ray::servereplica vllm::apiserver"
 )
 _PROGRAM = re.compile(
     r"python[0-9.]{0,6}|VLLM::[A-Za-z]{1,24}(?:_[A-Z]{2}[0-9]{1,4}){0,4}|sglang::[a-z_]{1,24}(?:_[A-Z]{2}[0-9]{1,4}){0,4}"

@@ -27,10 +27,10 @@ ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
 }
 FLAGS = (
-    "--served-model-name tiny --load-format dummy --dtype float32 --max-model-len 4096 --block-size 32 "
-    "--num-gpu-blocks-override 160 --max-num-seqs 32 --max-num-batched-tokens 1024 --enforce-eager --seed 0 "
-    "--enable-logging-iteration-details"
-).split()
+    *("--served-model-name", "tiny", "--load-format", "dummy", "--dtype", "float32", "--enforce-eager", "--seed", "0"),
+    *("--max-model-len", "4096", "--block-size", "32", "--num-gpu-blocks-override", "160"),
+    *("--max-num-seqs", "32", "--max-num-batched-tokens", "1024", "--enable-logging-iteration-details"),
+)
 
 
 @dataclass(frozen=True, slots=True)
