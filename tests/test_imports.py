@@ -36,6 +36,7 @@ ROOMS: dict[str, set[str]] = {
     "probe": {"facts"},
     "report": {"findings", "facts", "policy", "rulebook"},
     "watch": {"pipeline", "findings", "facts", "report", "snapshot", "rulebook"},
+    "pages": {"engines", "facts", "parse", "report", "rulebook"},
     "plugins": {"policy"},
     "cli": ANY,
 }

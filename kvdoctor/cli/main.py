@@ -9,6 +9,7 @@ import typer
 from kvdoctor.cli import check as check_command
 from kvdoctor.cli import diagnose as diagnose_command
 from kvdoctor.cli import diff as diff_command
+from kvdoctor.cli import explain as explain_command
 from kvdoctor.cli import rules as rules_command
 
 app = typer.Typer(
@@ -42,3 +43,4 @@ app.command("diagnose")(diagnose_command.diagnose)
 app.command("check")(check_command.check)
 app.command("diff")(diff_command.diff)
 app.add_typer(rules_command.app, name="rules")
+app.command("explain")(explain_command.explain)

@@ -258,7 +258,7 @@ def parse_time(text: str, year: int | None) -> tuple[float | None, str]:
     ``yearless`` (``year`` was filled in; 1972, a leap year, when none is known). ``(None, '')`` when there is none.
     """
     head = text[:200]
-    match = _STAMP.search(head) or _STAMP_US.search(head)
+    match = _STAMP.search(head) or (_STAMP_US.search(head) if "/" in head else None)
     if match:
         base = _epoch(*(int(match[k]) for k in ("y", "mo", "d", "h", "mi", "s")))
         if base is None:
@@ -783,19 +783,20 @@ class _LogReader:
             self.kinds_size += len(shape) + 120
         found = list(map(kinds.__getitem__, shapes))
         for index in itertools.compress(range(len(found)), found):
-            kind, raw = found[index], lines[index]
+            kind = found[index]
             if kind is None:
                 continue
-            for literal in kind.literals:
-                if literal in raw:
-                    break
-            else:
-                if not kind.broken:
-                    continue
             if (group := kind.group) is not None and group.seen >= KEEP_FIRST:
                 group.fresh.append(index)
+                continue
+            raw = lines[index]
+            for literal in kind.literals:
+                if literal in raw:
+                    self._line(index, raw, kind)
+                    break
             else:
-                self._line(index, raw, kind)
+                if kind.broken:
+                    self._line(index, raw, kind)
         for group in self.newest.values():
             if group.fresh:
                 self._hold(group)

@@ -41,20 +41,21 @@ class LogWindow:
         self._member = None
 
     def slide(self, oldest: float) -> None:
-        """Let go of what came before ``oldest``; the head of the run keeps its part."""
-        while self._recent and (self._recent[0][0] < oldest or self._size > TAIL):
-            time, data = self._recent.popleft()
-            self._size -= len(data)
-            surplus = self._size - TAIL
-            if time >= oldest and surplus < 0:
+        """Let go of what came before ``oldest`` and of more than ``TAIL``; the head of the run keeps its part."""
+        while self._recent:
+            time, data = self._recent[0]
+            cut = len(data)
+            if time >= oldest:
+                if self._size <= TAIL:
+                    return
                 # only as much as the bound asks for: a log may come in one piece
-                cut = _line_end(data, -(-surplus))
-                if 0 < cut < len(data):
-                    self._recent.appendleft((time, data[cut:]))
-                    self._size += len(data) - cut
-                    data = data[:cut]
+                cut = _line_end(data, self._size - TAIL)
+            self._recent.popleft()
+            if cut < len(data):
+                self._recent.appendleft((time, data[cut:]))
+            self._size -= cut
             self._member = None
-            self._retire(data)
+            self._retire(data[:cut])
 
     def _retire(self, data: bytes) -> None:
         room = 0 if self._gap else HEAD - len(self._head)
