@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 _TOKEN = re.compile(
     r"""
       (?P<space>\s+|\#[^\n]*)
-    | (?P<hole>\{\{.*?\}\}|\[\[[^\[\]]*\]\]|\$\{[^{}]*\}|\$\w+)
+    | (?P<hole>\{\{[^{}]*\}\}|\[\[[^\[\]]*\]\]|\$\{[^{}]*\}|\$\w+)
     | (?P<text>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|`[^`]*`)
     | (?P<range>\[[^\[\]]*\])
     | (?P<number>(?:0[xX][0-9a-fA-F]+|(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)(?![A-Za-z0-9_:]))
@@ -26,10 +26,42 @@ _TOKEN = re.compile(
 )
 
 AGGREGATIONS = frozenset(
-    "sum avg min max count group stddev stdvar topk bottomk quantile count_values limitk limit_ratio".split()
+    [
+        "sum",
+        "avg",
+        "min",
+        "max",
+        "count",
+        "group",
+        "stddev",
+        "stdvar",
+        "topk",
+        "bottomk",
+        "quantile",
+        "count_values",
+        "limitk",
+        "limit_ratio",
+    ]
 )
-_WORDS = frozenset("by without on ignoring group_left group_right bool offset and or unless atan2 start end".split())
-_LABEL_LISTS = frozenset("by without on ignoring group_left group_right".split())
+_WORDS = frozenset(
+    [
+        "by",
+        "without",
+        "on",
+        "ignoring",
+        "group_left",
+        "group_right",
+        "bool",
+        "offset",
+        "and",
+        "or",
+        "unless",
+        "atan2",
+        "start",
+        "end",
+    ]
+)
+_LABEL_LISTS = frozenset(["by", "without", "on", "ignoring", "group_left", "group_right"])
 _NUMBERS = frozenset({"inf", "nan"})
 _COMPARISONS = frozenset({"==", "!=", ">", "<", ">=", "<="})
 _MAX_DEPTH = 200

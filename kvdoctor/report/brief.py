@@ -16,7 +16,11 @@ def first_line(report: Report) -> str:
         else ", ".join(filter(None, (verdict.rule, verdict.id, certainty(verdict))))
     )
     runs = sum(target.name != "group" for target in report.targets)
-    where = f"the group of {runs} targets" if report.main.name == "group" else clean(report.main.name)
+    where = (
+        f"the group of {runs} target{'s' if runs != 1 else ''}"
+        if report.main.name == "group"
+        else clean(report.main.name)
+    )
     if runs > 1 and report.main.name != "group":
         where += f" (of {runs} targets)"
     return f"{rank_word(verdict)} {flow(verdict.title)}" + (f" [{clean(words)}]" if words else "") + f" on {where}"

@@ -14,6 +14,7 @@ MOST_GAPS = 4
 
 
 def headline(page: Page, report: Report) -> None:
+    """The verdict between two rules, then why, doubts and what to do first."""
     target = report.main
     verdict = target.verdict
     style = rank_style(verdict)
@@ -77,6 +78,7 @@ def _name(target: TargetReport, rule: str) -> str:
 
 
 def target_list(page: Page, report: Report, verbose: bool) -> None:
+    """One line for each target."""
     page.heading("Targets", "* the details below are about this one")
     shown = report.targets if verbose else report.targets[:MOST_TARGETS]
     rows = []
@@ -96,6 +98,7 @@ def target_list(page: Page, report: Report, verbose: bool) -> None:
 
 
 def target_line(page: Page, target: TargetReport) -> None:
+    """Engine, version, model, devices and window of the target described."""
     if target.name == "group":
         parts = ["the group of targets"]
     elif target.engine is None:

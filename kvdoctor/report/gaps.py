@@ -17,6 +17,7 @@ MOST_NAMES = 8
 
 
 def undecided_rules(page: Page, target: TargetReport, verbose: bool) -> None:
+    """Suspected rules with what holds and what is open, then the blind ones and what most of them wait for."""
     suspected, blind, aside = undecided(target)
     if not (suspected or blind or aside):
         return
@@ -65,12 +66,13 @@ def _understood(source: SourceNote) -> bool:
     return source.lines is not None or source.status == "ok"
 
 
-def sources(page: Page, sources: Sequence[SourceNote], verbose: bool) -> None:
-    if not sources:
+def sources(page: Page, notes: Sequence[SourceNote], verbose: bool) -> None:
+    """What was read, alike sources in one line; what was not understood, one by one."""
+    if not notes:
         return
     page.heading("Sources")
     groups: dict[tuple[str, str], list[SourceNote]] = {}
-    for source in sources:
+    for source in notes:
         if _understood(source):
             groups.setdefault((source.kind, source.status), []).append(source)
     for (kind, status), members in groups.items():
@@ -85,7 +87,7 @@ def sources(page: Page, sources: Sequence[SourceNote], verbose: bool) -> None:
         if counted:
             said.insert(0, f"{value(float(sum(counted)), 'count')} line{'s' if sum(counted) != 1 else ''}")
         page.flow([(f"{count}{clean(kind)}: {which}" + (f" ({'; '.join(said)})" if said else ""), "")], 2, 4)
-    for source in sources:
+    for source in notes:
         if not _understood(source):
             bad = f", {source.bad_lines} of {source.lines} lines not read" if source.bad_lines else ""
             page.flow(
@@ -96,6 +98,7 @@ def sources(page: Page, sources: Sequence[SourceNote], verbose: bool) -> None:
 
 
 def silent_rules(page: Page, target: TargetReport) -> None:
+    """The rules that did not fire."""
     for state, words in (("clear", "Looked for and not found"), ("not_applicable", "Does not apply here")):
         names = [f"{clean(v.rule)} ({v.id})" for v in target.silent if v.state == state]
         if names:
@@ -104,6 +107,7 @@ def silent_rules(page: Page, target: TargetReport) -> None:
 
 
 def known_facts(page: Page, target: TargetReport) -> None:
+    """Every fact that is known."""
     page.heading("Facts", "known ones")
     rows: list[list[Cell]] = [
         [(name, ""), (of_fact(fact, unit_of(name)), "bold"), (how_word(fact.how), "dim"), (clean(fact.source), "dim")]

@@ -30,6 +30,7 @@ def certainty(verdict: Verdict) -> str:
 
 
 def rank_style(verdict: Verdict) -> str:
+    """The colour of that word."""
     key = verdict.rule if verdict.rule in ("healthy", "undetermined") else verdict.severity
     return _SEVERITY_STYLE[key]
 

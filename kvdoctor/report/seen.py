@@ -34,6 +34,7 @@ MOST_REASONS = 3
 
 
 def vitals(page: Page, target: TargetReport, verbose: bool) -> None:
+    """The monitored vitals: status, name, value, limit; what is unknown behind them, with the reason."""
     if not target.vitals:
         return
     page.heading("Vitals")
@@ -70,6 +71,7 @@ def vitals(page: Page, target: TargetReport, verbose: bool) -> None:
 
 
 def evidence(page: Page, verdict: Verdict, verbose: bool) -> None:
+    """The comparisons the verdict rests on, and with ``verbose`` those that do not hold or are not known."""
     seen = held(verdict)
     if not verbose and any(item.unit != "bool" for item in seen):
         # a gate repeats what the figures before it say
@@ -104,6 +106,7 @@ def _evidence_rows(items: Iterable[Evidence], verbose: bool) -> list[list[Cell]]
 
 
 def memory(page: Page, devices: Sequence[DeviceMemory], verbose: bool) -> None:
+    """A bar and a table for each device, the fullest first."""
     if not devices:
         return
     page.heading("Device memory")
@@ -166,6 +169,7 @@ def _share(amount: float, total: float) -> str:
 
 
 def timeline(page: Page, target: TargetReport, verbose: bool) -> None:
+    """Dated events with their sources."""
     entries = target.timeline
     if not entries:
         return

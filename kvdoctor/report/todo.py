@@ -43,9 +43,11 @@ def turn(action: Action) -> str:
 
 
 def actions(page: Page, report: Report, verbose: bool) -> None:
+    """Levers in the order to turn them, how to verify it, and the watermarks."""
     # what is set already is a check, not a step
     levers = sorted(report.plan.levers, key=already)
-    if not levers:
+    marks = _watermarks(report, verbose)
+    if not levers and not marks:
         return
     page.heading("What to turn", "in this order, one at a time" if len(levers) > 1 else "")
     owners = {id(action): verdict for verdict in report.main.findings for action in verdict.actions}
@@ -79,15 +81,16 @@ def actions(page: Page, report: Report, verbose: bool) -> None:
                 checks[spelled(check, owner)] = None
     for number, check in enumerate(checks):
         page.flow([("        " if number else "Verify  ", "bold"), (check, "")], 2, 10)
-    watermarks(page, report, verbose)
+    for title, text in marks:
+        page.flow([(f"{title:<8}", "bold"), (text, "")], 2, 10)
 
 
-def watermarks(page: Page, report: Report, verbose: bool) -> None:
+def _watermarks(report: Report, verbose: bool) -> list[tuple[str, str]]:
     """The alert pair and the share to keep free, where the findings are about pressure on the pool."""
     plan = report.plan
     pressure = any(verdict.misdiagnosis in _PRESSURE for verdict in report.main.findings)
     if not (pressure or plan.admission_free is not None or plan.what_if or verbose):
-        return
+        return []
     parts = []
     if plan.alert_high is not None and plan.alert_low is not None:
         high, low = value(plan.alert_high.value, "1"), value(plan.alert_low.value, "1")
@@ -101,10 +104,10 @@ def watermarks(page: Page, report: Report, verbose: bool) -> None:
         parts.append(f"Keep {value(free.value, '1')}{span} free at admission{how}.")
     if plan.basis and verbose:
         parts.append(sentence(plan.basis))
-    page.flow([("Alert   ", "bold"), (" ".join(parts), "")], 2, 10)
+    lines = [("Alert", " ".join(parts))]
     if plan.policy and verbose:
-        patch = ", ".join(f"{clean(key)} = {_literal(wanted)}" for key, wanted in plan.policy.items())
-        page.flow([("Policy  ", "bold"), (patch, "")], 2, 10)
+        lines.append(("Policy", ", ".join(f"{clean(key)} = {_literal(wanted)}" for key, wanted in plan.policy.items())))
+    return lines
 
 
 def _literal(wanted: object) -> str:
@@ -112,6 +115,7 @@ def _literal(wanted: object) -> str:
 
 
 def confirm(page: Page, verdict: Verdict) -> None:
+    """Commands a person can run, each on a line of its own."""
     if not verdict.confirm:
         return
     page.heading("Confirm it yourself")
@@ -120,6 +124,7 @@ def confirm(page: Page, verdict: Verdict) -> None:
 
 
 def other_findings(page: Page, target: TargetReport) -> None:
+    """What fired beside the verdict: what it explains, what stands alone, boundaries."""
     verdict = target.verdict
     others = [v for v in target.findings if v.rule != verdict.rule]
     free = [v for v in others if v.muted_by is None and v.severity in CONCERNS]
@@ -179,6 +184,7 @@ def _finding_line(page: Page, verdict: Verdict, indent: int) -> None:
 
 
 def what_if(page: Page, runs: Sequence[WhatIf] | None) -> None:
+    """A row for each replayed alternative."""
     if not runs:
         return
     page.heading("What if", "the same load, replayed")
