@@ -76,7 +76,11 @@ def address(url: str) -> tuple[str, int]:
     host, port = parts.hostname or "", parts.port or 80
     if parts.scheme != "http":
         raise ValueError(f"{url}: only http")
-    if host != "localhost" and not ipaddress.ip_address(host).is_loopback:
+    try:
+        here = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        here = False
+    if not here:
         raise ValueError(f"{url}: only an address of this machine; a load generator is not pointed at others")
     return host, port
 

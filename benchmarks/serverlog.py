@@ -25,8 +25,9 @@ from kvdoctor.parse.serverlog import GENERIC, OOM_LITERALS, ParsedLog, scan
 
 ROWS = ("mix", "access", "prompts")
 _WORDS = (
-    "the model answers a question about rivers and then lists every bridge that crosses them while another asks for poems"
-).split()
+    "the", "model", "answers", "a", "question", "about", "rivers", "and", "then", "lists", "every", "bridge", "that",
+    "crosses", "them", "while", "another", "asks", "for", "poems",
+)  # fmt: skip
 
 
 def lines(row: str, seed: int = 7) -> Iterator[str]:
@@ -117,7 +118,9 @@ def main() -> None:
                 best = spent if best is None else min(best, spent)
                 above = max(above, grown)
             if best is not None:
-                print(f"{row:8} {count:9} {len(parsed.events):7} {grep:7.2f} {best:7.2f} {best / grep:6.1f} {above:15.0f}")
+                print(
+                    f"{row:8} {count:9} {len(parsed.events):7} {grep:7.2f} {best:7.2f} {best / grep:6.1f} {above:15.0f}"
+                )
             log.unlink()
 
 

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import re
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
@@ -98,6 +99,13 @@ class _Part:
     # ------------------------------------------------------------ members
 
     def read(self, member: Member) -> None:
+        try:
+            self._read(member)
+        except (OSError, EOFError, zlib.error) as error:
+            # a packed file that was cut or changed fails only while it is read
+            self._note(member, member.kind or "file", f"could not be read: cut off or damaged ({error})")
+
+    def _read(self, member: Member) -> None:
         head = member.head(sniff.HEAD)
         kind = recognise.kind_of(head, member.kind, forced=self.forced is not None)
         handler = getattr(self, "_" + kind.replace("-", "_"), None)

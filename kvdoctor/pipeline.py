@@ -57,12 +57,19 @@ class Sliding:
         self.options = options or Options()
         self._reader = Reader(self.options.engine)
         self._runs: tuple[LogRun, ...] = ()
+        self._pages: tuple[tuple[str, float | None], ...] = ()
 
     def report(self, snapshot: Snapshot) -> Report:
         """The report on the window."""
         intake = self._reader.intake(snapshot)
         self._runs = tuple(run for target in intake.targets for run in target.logs)
+        self._pages = tuple((s.origin, s.time) for target in intake.targets for s in target.scrapes)
         return diagnose_intake(intake, self.rules, self.options)
+
+    @property
+    def pages(self) -> tuple[tuple[str, float | None], ...]:
+        """Origin and time of the metrics pages of the last window, server run by server run, each in its order."""
+        return self._pages
 
     def runs(self, origin: str) -> tuple[LogRun, ...]:
         """Runs of servers in the log ``origin`` of the last window, in the order of their lines."""
@@ -110,8 +117,15 @@ def _advice(rule: Rule, facts: FactSet) -> Advice:
         to = lever.quantity.evaluate(facts.values, rule.thresholds) if lever.quantity is not None else lever.to
         unit = lever.quantity.unit if lever.quantity is not None else ""
         turns.append(Turn(lever.lever, lever.direction, to, unit, lever.why))
-    checks = tuple(f"after {check.after}: {check.expect}" for check in rule.body.checks)
+    checks = tuple(f"after {check.after}: {_with_numbers(check.expect, rule)}" for check in rule.body.checks)
     return Advice(tuple(turns), rule.body.confirm, checks, rule.body.policy)
+
+
+def _with_numbers(expression: str, rule: Rule) -> str:
+    """A check as a person can test it: thresholds written as numbers."""
+    for name in sorted(rule.thresholds, key=len, reverse=True):
+        expression = expression.replace(f"thresholds.{name}", f"{rule.thresholds[name].value:g}")
+    return expression
 
 
 def _setting(view: View, facts: FactSet, replayed: WhatIfResult | None = None) -> Setting:

@@ -355,7 +355,6 @@ def _stretch(intervals: Sequence[Interval], most: int) -> _Stretch | Unknown:
         )
     part = busy[-best[2] : best[3]]
     requests = round(part[0].before + math.fsum(one.arrived for one in part))
-    seconds = [one.seconds for one in part]
     if clients is not None and requests <= clients:
         if not clocked:
             return timeless
@@ -368,8 +367,21 @@ def _stretch(intervals: Sequence[Interval], most: int) -> _Stretch | Unknown:
         requests,
         math.fsum(one.finished for one in part),
         math.fsum(one.preempted for one in part),
-        None if any(one is None for one in seconds) else math.fsum(one for one in seconds if one is not None),
+        _busy_seconds(part) if clocked else None,
     )
+
+
+def _busy_seconds(intervals: Sequence[Interval]) -> float:
+    """Seconds the server took for what ended in these intervals.
+
+    In an interval that begins or ends idle nobody knows when work began: its requests are counted at the speed of the others.
+    """
+    whole = [one for one in intervals if one.before > 0 and one.after > 0]
+    took = math.fsum(one.seconds for one in whole if one.seconds is not None)
+    ended = math.fsum(one.finished for one in whole)
+    if ended <= 0 or took <= 0:
+        return math.fsum(one.seconds for one in intervals if one.seconds is not None)
+    return took * math.fsum(one.finished for one in intervals) / ended
 
 
 def _histogram(lengths: Lengths) -> Histogram:

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
 from collect_helpers import path_with, program
+
 from kvdoctor.collect import nvidia_smi
 from kvdoctor.collect.nvml import GpuTake, Nvml
 from kvdoctor.parse import Unread
@@ -107,7 +107,7 @@ def test_a_reading_says_what_nvml_says() -> None:
     assert (gpu.util_gpu, gpu.util_mem) == (0.97, 0.41)
     assert (gpu.sm_clock_hz, gpu.sm_clock_max_hz) == (1980e6, 1980e6)
     assert (gpu.temperature_c, gpu.power_w, gpu.power_limit_w) == (63, 512.34, 700)
-    assert gpu.throttle == {"sw_power_cap", "hw_thermal_slowdown"}
+    assert gpu.throttle == frozenset({"sw_power_cap", "hw_thermal_slowdown"})
     assert isinstance(gpu.mig, Unread)
     assert gpus.driver == "570.86.10"
     assert [(p.pid, p.used, p.name, p.gpu_uuid) for p in apps.processes] == [
@@ -226,7 +226,7 @@ def test_mig_instances_keep_their_own_memory_and_processes() -> None:
     (report,) = reports(taken)
     assert report.readings[0].mig is True
     assert report.readings[0].mem_total == 80 * GIB
-    assert report.readings[0].throttle == {"sw_power_cap", "hw_thermal_slowdown"}
+    assert report.readings[0].throttle == frozenset({"sw_power_cap", "hw_thermal_slowdown"})
     assert isinstance(report.readings[0].util_gpu, Unread)
     assert [(m.gi, m.ci, m.mem_total, m.mem_used) for m in report.mig] == [
         (7, 0, 10 * GIB, 9 * GIB),

@@ -12,8 +12,8 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
-
 from collect_helpers import Answer, dead_port, http_server, path_with, program, raw_server
+
 from kvdoctor.collect import SpecError
 from kvdoctor.collect import http as collect_http
 from kvdoctor.collect.http import Failure, KubePod, Page, WebServer, parse_header, split_url

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-
 from collect_helpers import path_with, program
+
 from kvdoctor.collect import SpecError, logs
 from kvdoctor.collect.command import run
 from kvdoctor.collect.logs import FileLog, LogTake, StreamLog, mask_describe, open_log

@@ -180,7 +180,14 @@ Spec:
 def _documents() -> dict[str, tuple[str, str]]:
     every = list(SECRETS.values())
     slots = [
-        {"id": i, "is_processing": True, "n_ctx": 512, "prompt": s, "generated": s, "params": {"n_predict": 9, "stop": [s]}}
+        {
+            "id": i,
+            "is_processing": True,
+            "n_ctx": 512,
+            "prompt": s,
+            "generated": s,
+            "params": {"n_predict": 9, "stop": [s]},
+        }
         for i, s in enumerate(every)
     ]
     info = {
@@ -278,7 +285,9 @@ def _found(everything: bytes) -> list[str]:
 @pytest.mark.parametrize("name", SOURCES)
 def test_no_secret_of_a_source_is_in_the_archive(name: str) -> None:
     raw = SOURCES[name][1].lower()
-    assert any(secret.lower() in raw for secret in SECRETS.values()), "the source holds no secret: the test tests nothing"
+    assert any(secret.lower() in raw for secret in SECRETS.values()), (
+        "the source holds no secret: the test tests nothing"
+    )
     _, everything = archived(_planted([name]))
     assert _found(everything) == []
 
@@ -288,8 +297,25 @@ def test_no_secret_is_in_an_archive_of_all_sources_and_the_work_is() -> None:
     assert _found(everything) == []
     assert len(SECRETS) >= 30
     kinds = {m.kind for m in back.members}
-    assert {"log-events", "exposition", "smi-query", "kernel", "ps", "kubectl", "slots", "torch-snapshot", "bench-csv"} <= kinds
-    for word in (b'"kv_usage":0.91', b"vllm:kv_cache_usage_perc", b"llama-3-8b", b'"max_num_seqs":"64"', b"OOMKilled", b"NVIDIA H100 80GB HBM3"):
+    assert {
+        "log-events",
+        "exposition",
+        "smi-query",
+        "kernel",
+        "ps",
+        "kubectl",
+        "slots",
+        "torch-snapshot",
+        "bench-csv",
+    } <= kinds
+    for word in (
+        b'"kv_usage":0.91',
+        b"vllm:kv_cache_usage_perc",
+        b"llama-3-8b",
+        b'"max_num_seqs":"64"',
+        b"OOMKilled",
+        b"NVIDIA H100 80GB HBM3",
+    ):
         assert word in everything
 
 

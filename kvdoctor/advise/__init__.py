@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from kvdoctor.advise.render import render_policy
 from kvdoctor.engines.base import COMMON_COMMANDS, Args, Command, Engine, Lever, in_range, lever_for
 from kvdoctor.facts import LEVERS, Fact, FactSet, How, Known
 from kvdoctor.findings import Action, Advice, Plan, Turn, Verdict, Watermark, WhatIf
@@ -68,8 +69,10 @@ def action(turn: Turn, checks: Sequence[str], setting: Setting) -> Action:
     if refused:
         return Action(turn.lever, None, None, None, turn.direction, entry.effect, entry.cost, "", verify,
                       f"{entry.flag} is refused by this version beside {entry.refused_with.replace('_', ' ')}: leave it", turn.why)  # fmt: skip
+    if entry.inverse:
+        turn = _inverted(turn)
     now = _now(entry, setting)
-    to = _target(turn)
+    to = entry.values.get(turn.direction) or _target(turn)
     plain = Action(
         lever=turn.lever,
         flag=entry.flag,
@@ -84,6 +87,14 @@ def action(turn: Turn, checks: Sequence[str], setting: Setting) -> Action:
         why=turn.why,
     )
     return plain if setting.simulated is None else _replayed(plain, setting.simulated)
+
+
+def _inverted(turn: Turn) -> Turn:
+    """The same wish in the words of a flag that is one minus the lever."""
+    to = turn.to
+    if isinstance(to, Known) and not isinstance(to.lo, str) and not isinstance(to.hi, str):
+        to = replace(to, lo=1 - float(to.hi), hi=1 - float(to.lo))
+    return replace(turn, direction=OPPOSITE.get(turn.direction, turn.direction), to=to)
 
 
 def _words(turn: Turn) -> str:
@@ -252,3 +263,18 @@ def _against(act: Action, chosen: Mapping[str, Action]) -> bool:
         if theirs in _PULLS.get(mine, ()) or mine in _PULLS.get(theirs, ()):
             return True
     return False
+
+
+__all__ = [
+    "ALERT_HIGH",
+    "ALERT_LOW",
+    "Setting",
+    "Simulated",
+    "SimulatedLever",
+    "action",
+    "commands",
+    "fill",
+    "plan",
+    "render_policy",
+    "with_actions",
+]

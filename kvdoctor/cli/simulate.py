@@ -13,8 +13,9 @@ from kvdoctor.cli import EXIT_UNKNOWN, common
 
 if TYPE_CHECKING:
     from kvdoctor.policy import Policy
-    from kvdoctor.report.simulate import Run
+    from kvdoctor.report.simulate import Allocation, Run
     from kvdoctor.sim import Bench, Cell, Goal, Workload
+    from kvdoctor.sim.allocators import Kind, Replay
     from kvdoctor.sim.matrix import Task, Variant
 
 RATES = {"chat": 6.0, "reasoning": 0.4, "short": 18.0, "size-mix": 0.09, "agents": 2.0}
@@ -240,12 +241,13 @@ def _captured(source: str, requests: int, seeds: int, clients: int | None, goal:
     from kvdoctor.whatif import captured
 
     why: list[str] = []
+    ready: _Load | None = None
     for name, inputs in observed(common.read([source])):
         found = captured(inputs, requests=requests, seeds=seeds, goal=goal)
         if isinstance(found, Unknown):
             why.append(f"{name}: {found.reason}" + (f" ({found.hint})" if found.hint else ""))
             continue
-        seen = {
+        seen: dict[str, float | str | bool | None] = {
             "target": name,
             "preemptions": found.preempted,
             "finished": found.finished,
@@ -255,7 +257,7 @@ def _captured(source: str, requests: int, seeds: int, clients: int | None, goal:
         }
         bench = found.bench if clients is None else replace(found.bench, closed_loop=clients)
         count = len(found.loads[0].requests)
-        return _Load(
+        ready = _Load(
             f"captured from {name}, {count} requests",
             found.loads,
             bench,
@@ -264,7 +266,10 @@ def _captured(source: str, requests: int, seeds: int, clients: int | None, goal:
             seen,
             found.engines,
         )
-    common.fail("this capture cannot be replayed: " + ("; ".join(why) or "it holds no server"), EXIT_UNKNOWN)
+        break
+    if ready is None:
+        common.fail("this capture cannot be replayed: " + ("; ".join(why) or "it holds no server"), EXIT_UNKNOWN)
+    return ready
 
 
 def _variants(names: Sequence[str], sweeps: Sequence[str], base: Policy) -> list[Variant]:
@@ -302,12 +307,16 @@ def _numbers(option: str, text: str) -> list[int]:
     return numbers
 
 
-def _kinds(names: Sequence[str]) -> list[object]:
-    known = ("paged", "tiered", "first_fit", "best_fit", "buddy")
+def _kinds(names: Sequence[str]) -> list[Kind]:
+    from typing import get_args
+
+    from kvdoctor.sim.allocators import Kind
+
+    known: tuple[Kind, ...] = get_args(Kind)
     for name in names:
         if name not in known:
             common.fail(f"--allocator {name}: choose {', '.join(known)}")
-    return list(names)
+    return [kind for name in names for kind in known if kind == name]
 
 
 def _compile(work: int) -> None:
@@ -332,13 +341,11 @@ def _run(cell: Cell) -> Run:
     return Run(cell.name, cell.gpus, cell.pool_tokens, len(cell.results), figures, spread, cell.results[0].timeline)
 
 
-def _allocation(kind: object, grant: object) -> object:
+def _allocation(kind: Kind, grant: Replay) -> Allocation:
     from kvdoctor.report.simulate import Allocation
-    from kvdoctor.sim.allocators import Replay
 
-    assert isinstance(grant, Replay)
     return Allocation(
-        str(kind),
+        kind,
         grant.asked,
         grant.refused,
         grant.false_refused,

@@ -133,6 +133,8 @@ _WRAPPERS = frozenset(
     ]
 )
 _PORT_FLAGS = ("--metrics-port", "--port", "-p", "--http-port")
+# builds for other hardware are published under names of their own
+_BUILDS = ("", "_cpu", "_rocm", "_xpu", "_tpu", "_cu11", "_cu12", "_cu13", "_nightly")
 _MODEL_FLAGS = ("--model", "--model-path", "--model-id", "--model_path", "-m", "--hf-repo", "--model-repository")
 
 
@@ -149,7 +151,8 @@ class Found:
     """One engine server on this host.
 
     ``argv``: its command line, secrets masked. ``pids``: all its processes, the server's own first. ``ports``: (address,
-    port) it listens on, the likeliest for HTTP first; ``urls`` the same as URLs. ``container``: (runtime, 64 digit id).
+    port) it listens on, the likeliest for HTTP first; ``urls`` the same as URLs (ask the first; most of the others are
+    sockets between the engine's own processes). ``container``: (runtime, 64 digit id).
     ``version_from``: the package folder that tells the version. ``started``: epoch seconds. ``server`` is False for workers
     whose server is not there. ``notes``: what could not be read about it and why.
     """
@@ -771,7 +774,7 @@ def _home(uid: int | None) -> str | None:
 
 def _version(server: _Process, host: _Host, packages: Sequence[str]) -> tuple[str | None, str]:
     """Version and folder from the ``.dist-info`` beside the interpreter or script that the command line names."""
-    wanted = tuple(re.sub(r"[-_.]+", "_", p).lower() for p in packages)
+    wanted = {re.sub(r"[-_.]+", "_", p).lower() + build for p in packages for build in _BUILDS}
     prefixes = [os.path.dirname(os.path.dirname(w)) for w in server.argv[:3] if w.startswith("/") and "/bin/" in w]
     real = host.link(f"{server.pid}/exe")
     if real:

@@ -94,9 +94,9 @@ def take(
     """Read everything over the window. ``on_progress(what, share)``: share 0..1 of the time.
 
     ``on_first`` gets what is there after the first reading of everything (within about two seconds unless a source hangs), so
-    that a first word can be said early. Raises :class:`~kvdoctor.collect.SpecError` when a URL or log cannot be meant.
+    that a first word can be said early. ``nvml``: one that the caller keeps open over several runs. Raises :class:`~kvdoctor.collect.SpecError` when a URL or log cannot be meant.
     """
-    run = _Run(request, clock if clock is not None else Clock(), nvml if nvml is not None else Nvml(), stdin_fd)
+    run = _Run(request, clock if clock is not None else Clock(), nvml, stdin_fd)
     try:
         run.open()
         try:
@@ -133,13 +133,14 @@ class _Server:
 
 
 class _Run:
-    def __init__(self, request: LiveRequest, clock: Clock, nvml: Nvml, stdin_fd: int) -> None:
+    def __init__(self, request: LiveRequest, clock: Clock, nvml: Nvml | None, stdin_fd: int) -> None:
         self.request = request
         self.clock = clock
-        self.nvml = nvml
+        self.own_nvml = nvml is None
+        self.nvml = nvml if nvml is not None else Nvml()
+        self.gpus = False
         self.stdin_fd = stdin_fd
-        self.wall_start = clock.wall()
-        self.steady_start = clock.steady()
+        self.wall_start, self.steady_start = clock.wall(), clock.steady()
         self.interrupted = False
         self.members: list[Member] = []
         self.missing: list[Missing] = []
@@ -174,6 +175,7 @@ class _Run:
     # ---- stages
 
     def open(self) -> None:
+        """Check what the user wrote and open it; raises SpecError."""
         for number, server in enumerate(self.request.servers, 1):
             base, page = split_url(server.url)
             asks = list(server.asks or METRICS)
@@ -184,12 +186,16 @@ class _Run:
         tail = min(TAIL, max(LOG_MEMORY // max(len(self.request.logs), 1), HEAD))
         self.logs = [open_log(spec, tail=tail, stdin_fd=self.stdin_fd) for spec in self.request.logs]
         self.log_takes = [LogTake()] * len(self.logs)
+        # loading the HTTP library is no part of the window
+        self.wall_start, self.steady_start = self.clock.wall(), self.clock.steady()
 
     def close(self) -> None:
         for server in self.servers:
             if server.busy is None or not server.busy.is_alive():
                 server.source.close()
-        self.nvml.close()
+        _join(self.beside, 1.0)
+        if self.own_nvml and not any(thread.is_alive() for thread in self.beside):
+            self.nvml.close()
 
     def interrupt(self) -> None:
         if not self.interrupted:
@@ -241,7 +247,7 @@ class _Run:
         self._check_clock()
         if not self.interrupted:
             _join([*self.beside, *(s.busy for s in self.servers if s.busy is not None)], self.request.timeout_s + 1.0)
-            if self.request.gpu and self.elapsed() > MIN_STEP_S:
+            if self.gpus and self.elapsed() > MIN_STEP_S:
                 self._gpu("end")
         for number, log in enumerate(self.logs):
             taken = log.finish(hurry=self.interrupted)
@@ -343,6 +349,7 @@ class _Run:
             # one sentence for a host without a GPU, not two
             taken = second if second.works else taken
         with self.lock:
+            self.gpus = self.gpus or bool(taken.members)
             self.members += taken.members
             self.missing += [m for m in taken.missing if m not in self.missing]
 

@@ -119,23 +119,19 @@ class WebServer:
     def __init__(self, base: str, *, headers: Mapping[str, str], timeout_s: float) -> None:
         self.base = base
         self.origin = mask_url(base)
-        self._headers = dict(headers)
         self._timeout_s = timeout_s
         self._watch = _Watch()
-        self._session: requests.Session | None = None
+        self._session = _session(base, headers, self._watch)
         self._moved: dict[str, str] = {}
 
     def close(self) -> None:
-        if self._session is not None:
-            self._session.close()
+        self._session.close()
 
     def get(self, path: str, kind: str) -> Page | Failure:
         """One page; ``kind`` names what is expected there (``exposition``, ``version``, ``slots`` ...)."""
         import requests
         import urllib3
 
-        if self._session is None:
-            self._session = _session(self.base, self._headers, self._watch)
         origin = self.origin + mask_url(path)
         url = self._moved.get(path, self.base + path)
         self._watch.start(self._timeout_s)
@@ -149,7 +145,6 @@ class WebServer:
             self._watch.stop()
 
     def _follow(self, url: str, path: str, kind: str, origin: str) -> Page | Failure:
-        assert self._session is not None
         accept = "application/json" if kind in _JSON_KINDS else "text/plain;version=0.0.4"
         for _ in range(MAX_REDIRECTS + 1):
             asked = time.monotonic()

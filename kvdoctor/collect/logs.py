@@ -21,7 +21,7 @@ from typing import BinaryIO, Protocol
 from kvdoctor.collect import SpecError
 from kvdoctor.collect.command import Output, run
 from kvdoctor.collect.http import KUBE_NAME, kube_hint
-from kvdoctor.collect.mask import mask_text
+from kvdoctor.collect.mask import is_secret_name, mask_text
 from kvdoctor.snapshot import Member, Missing, memory_member
 
 HEAD = 4 << 20
@@ -155,14 +155,15 @@ class FileLog:
             if self._stream is not None:
                 self._stream.close()
                 self._stream = None
-        tail = b"".join(self._ring)
-        cut = self._left_out > 0
-        if cut:
-            self._warnings.append(
-                f"{self.spec}: {self._left_out >> 20:,} MiB between its first {len(self._head) >> 20} MiB and its end were left "
-                "out (a restart in there is not seen; line numbers after it count what was kept)"
-            )
-        return self._take(_joined(self._head, tail, self._left_out) if cut else self._head + tail, cut)
+        parts = list(self._ring)
+        self._ring.clear()
+        if self._left_out == 0:
+            return self._take(b"".join([self._head, *parts]), cut=False)
+        self._warnings.append(
+            f"{self.spec}: {self._left_out >> 20:,} MiB between its first {len(self._head) >> 20} MiB and its end were left "
+            "out (a restart in there is not seen; line numbers after it count what was kept)"
+        )
+        return self._take(_joined(self._head, b"".join(parts), self._left_out), cut=True)
 
     def _appeared(self) -> bool:
         """A file that was not there at the start may have been made meanwhile."""
@@ -526,6 +527,7 @@ def mask_describe(text: str) -> str:
     hide_next = False
     for line in text.splitlines():
         indent = len(line) - len(line.lstrip())
+        bare = line.strip()
         heading = _ENVIRONMENT.match(line)
         if heading:
             inside = len(heading.group(1))
@@ -534,10 +536,8 @@ def mask_describe(text: str) -> str:
         elif inside is not None:
             name, colon, value = line.partition(":")
             # a reference (<set to the key ...>) names a secret, it does not hold it
-            line = line if value.strip().startswith("<") else name + colon + " ***"
-        bare = line.strip()
-        if hide_next and not bare.startswith("-"):
-            line = " " * indent + "***"
-        hide_next = bool(re.fullmatch(r"--?[A-Za-z][\w-]*", bare)) and mask_text(f"{bare} x") != f"{bare} x"
-        out.append(mask_text(line))
+            out.append(line if value.strip().startswith("<") else f"{name}{colon} ***")
+            continue
+        out.append(" " * indent + "***" if hide_next and not bare.startswith("-") else mask_text(line))
+        hide_next = bool(re.fullmatch(r"--?[A-Za-z][\w-]*", bare)) and is_secret_name(bare)
     return "\n".join(out) + "\n"

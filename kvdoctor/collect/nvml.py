@@ -11,6 +11,7 @@ What NVML does not give stands there as nvidia-smi writes it: ``[N/A]`` (not sup
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import queue
 import threading
@@ -122,7 +123,8 @@ class Nvml:
         """Give NVML back (not while a call hangs in the driver)."""
         if self._open and not self._stuck:
             self._open = False
-            self._module.nvmlShutdown()
+            with contextlib.suppress(_Refused):
+                self._ask("nvmlShutdown")
 
     def _timed_out(self) -> GpuTake:
         return GpuTake(

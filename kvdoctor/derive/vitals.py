@@ -45,7 +45,7 @@ def _status(fact: Fact, watch: float | None, bad: float | None) -> Status:
     if not isinstance(fact, Known):
         return "unknown"
     if watch is None or bad is None or isinstance(fact.hi, (str, bool)):
-        return "ok"
+        return "unknown"  # shown, not judged: there is no limit that would hold for every server
     if fact.span == "L":
         return "unknown"
     low, high = float(fact.lo), float(fact.hi)

@@ -103,7 +103,7 @@ COMMON_PROMQL: tuple[Promql, ...] = (
         " and (sum by ({by}) (min_over_time(<req.running>[{win}])) > 0)",
         end="lo",
     ),
-    Promql("kv.context_last", "${kv.usage_last} * ${kv.pool_tokens} / (${req.running} > 0)"),
+    Promql("kv.context_last", "${kv.usage_last} * ${kv.pool_tokens} / (${req.running} > 0)", exact=False),
     Promql(
         "kv.context_growth",
         "(max by ({by}) (<kv.usage>) / (sum by ({by}) (<req.running>) > 0))"

@@ -10,17 +10,29 @@ _SECONDARY = (
     'label_replace(max by ({by}) (max_over_time(<kv.secondary_usage#mamba>[{win}])), "pool", "mamba", "", "")',
 )
 _FULL = ("(${kv.usage_max} >= bool 0.95)", "(${preempt.rate} > bool 0)")
-# The retraction counters do not exist before the first retraction: absent beside other series is none, not unknown.
 _NONE = "0 * max by ({by}) (<req.running>)"
+
+
+def _retracted(role: str) -> str:
+    """A retraction counter per second. It does not exist before the first retraction.
+
+    Absent beside other series is none, not unknown. Where it appears inside the window on a server that was there before, all
+    it shows happened in the window; a rate alone would miss what it began with.
+    """
+    appeared = (
+        f"(sum by ({{by}}) (<{role}>) / {{seconds}} and sum by ({{by}}) (<req.running> offset {{win}})"
+        f" unless sum by ({{by}}) (<{role}> offset {{win}}))"
+    )
+    return f"({appeared} or {rate(role)} or {_NONE})"
 
 
 PROMQL: tuple[Promql, ...] = extend(
     COMMON_PROMQL,
     (
-        Promql("preempt.rate", f"{rate('preempt.total')} or {_NONE}"),
+        Promql("preempt.rate", _retracted("preempt.total")),
         Promql(
             "preempt.victim_computed_mean",
-            f"({rate('retract.input_tokens')} + {rate('retract.output_tokens')}) / (${{preempt.rate}} > 0)",
+            f"({_retracted('retract.input_tokens')} + {_retracted('retract.output_tokens')}) / (${{preempt.rate}} > 0)",
         ),
         Promql(
             "recompute.tokens",
@@ -29,7 +41,7 @@ PROMQL: tuple[Promql, ...] = extend(
         ),
         Promql(
             "recompute.tokens",
-            f"({rate('retract.input_tokens')} + {rate('retract.output_tokens')}) * {{seconds}} or {_NONE}",
+            f"({_retracted('retract.input_tokens')} + {_retracted('retract.output_tokens')}) * {{seconds}}",
             until="0.5.17",
         ),
         Promql("kv.secondary_usage_max", f"max by ({{by}}) ({_SECONDARY[0]} or {_SECONDARY[1]})", since="0.5.6"),

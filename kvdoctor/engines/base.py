@@ -228,7 +228,8 @@ class Lever:
     ``flag`` is the command-line or environment form (None: this engine has none, ``instead`` says what to do).
     ``setting`` is the key under which the present value appears in the parsed arguments. ``effect`` and ``cost`` are one
     sentence each, ``next_limit`` the limit to expect next, ``verify`` what to look at. ``refused_with`` names a setting beside
-    which this version refuses the flag.
+    which this version refuses the flag. ``values`` gives the value of a flag that is no number, by direction (up, down, on, off);
+    ``inverse``: the flag is one minus the lever (a limit of usage where the lever is a free share).
     """
 
     lever: str
@@ -243,6 +244,8 @@ class Lever:
     verify: str = ""
     instead: str = ""
     refused_with: str = ""
+    values: Mapping[str, str] = field(default_factory=dict)
+    inverse: bool = False
 
 
 @dataclass(frozen=True, slots=True)

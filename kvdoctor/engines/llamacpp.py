@@ -333,12 +333,14 @@ LEVERS: tuple[Lever, ...] = (
     Lever("sched.policy", None, instead="first come, first served; order requests in the proxy in front"),
     Lever(
         "admission.free_share", "--kv-unified-per-slot N", default="unset", setting="kv_unified_per_slot",
+        values={"up": "context / slots"},
         effect="No slot of a unified pool can take more than N tokens; with N = c / np the pool cannot overflow.",
         cost="One long conversation can no longer use the whole pool.", next_limit="the context of one slot",
         verify="no 'failed to find free space' in the log", since="11000",
     ),
     Lever(
         "admission.free_share", "--no-kv-unified", until="10999", default="unified when -np is auto", setting="kv_unified",
+        values={"up": "set"},
         effect="Each slot gets its own c / np tokens, so no slot can take another one's room.",
         cost="A conversation longer than c / np is refused.", next_limit="the context of one slot",
         verify="kv_unified = 'false' in the start line",

@@ -108,6 +108,7 @@ _OWN_LEVERS: tuple[Lever, ...] = (
               effect="More requests than N are answered with 503.", cost="Clients must retry.", next_limit="refused requests",
               verify="503 in the [GIN] lines"),
         Lever("admission.free_share", "OLLAMA_GPU_OVERHEAD=BYTES", default="0", setting="OLLAMA_GPU_OVERHEAD",
+              values={"up": "1 GiB or more"},
               effect="This much memory of each device is left free when a model is placed.",
               cost="Fewer layers on the device.", next_limit="CPU speed", verify="layers.offload in the load lines"),
         Lever("admission.full_prompt", None, instead="a prompt longer than num_ctx is cut, not refused: set num_ctx to what clients need"),

@@ -660,6 +660,7 @@ LEVERS: tuple[Lever, ...] = (
     ),
     Lever(
         "admission.free_share", "--schedule-conservativeness F", default="1.0", setting="schedule_conservativeness",
+        values={"up": "higher, in steps of 0.1 to 0.3"},
         effect="Admission assumes that running requests still write F times the usual share of their output, so it keeps "
         "more of the pool free; SGLang has no fixed watermark.",
         cost="Fewer requests run at once and first tokens come later.",

@@ -409,6 +409,7 @@ _LEVERS: tuple[Lever, ...] = (
         effect="With use_kv_cache_manager_v2 paused work is resumed only below this usage, which leaves room for growth.",
         cost="Paused requests wait longer before they go on.",
         next_limit="end-to-end latency of paused requests",
+        inverse=True,
         verify="numPausedRequests no longer rises and falls step by step",
     ),
     Lever(
@@ -426,6 +427,7 @@ _LEVERS: tuple[Lever, ...] = (
         cost="Reservation leaves the pool half empty when clients send a far too large max_tokens.",
         next_limit="the queue under reservation, recomputation without it",
         verify="numPausedRequests is 0 and numQueuedRequests is compared before and after",
+        values={"up": "GUARANTEED_NO_EVICT", "down": "MAX_UTILIZATION"},
     ),
     Lever(
         "victim.order",

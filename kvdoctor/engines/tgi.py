@@ -351,6 +351,7 @@ _LEVERS: tuple[Lever, ...] = (
         cost="A smaller pool.",
         next_limit="pool size",
         verify="the line 'Setting max batch total tokens to'",
+        inverse=True,
     ),
     Lever(
         "admission.free_share",

@@ -123,7 +123,7 @@ def _alerts_of(rule: Rule, templates: Templates) -> tuple[list[AlertRule], str]:
 
 def _own_window(rule: Rule, scope: Scope, templates: Templates) -> Templates:
     """The templates over a window as long as the rule asks for (``target.window_s >= ...``)."""
-    wanted = float(seconds(templates.window))
+    wanted = seconds(templates.window)
     for leaf in rule.conditions(scope)[1].leaves:
         if leaf.left == FactRef("target.window_s") and leaf.op in (">", ">=") and isinstance(leaf.right, ThresholdRef):
             wanted = max(wanted, float(rule.thresholds[leaf.right.name].value))

@@ -63,8 +63,9 @@ class Entry:
     @property
     def span(self) -> str:
         """Its life in words."""
-        first = f"since {self.since}" if self.since else "from the first releases"
-        return f"{first} to {self.until}" if self.until else first
+        if self.until is None:
+            return f"from {self.since} on" if self.since else "in every release"
+        return f"from {self.since} to {self.until}" if self.since else f"up to {self.until}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,8 @@ def _judge(
                 )
             continue
         yield from (problem(*rest) for rest in _existence(found, name, entry, table, held))
-        yield from (problem(*rest) for rest in _use(found, name, entry))
+        if entry.exists(held):
+            yield from (problem(*rest) for rest in _use(found, name, entry))
     for compared in promparse.comparisons(parts):
         yield from (problem(*rest) for rest in _comparison(compared, own))
 
@@ -153,7 +154,7 @@ def _existence(found: Found, name: str, entry: Entry, table: Table, version: str
         yield (
             "renamed-metric" if older else "later-metric",
             at,
-            f"{name} is not in {shown}: it exists {entry.span}",
+            f"{name} is not in {shown}: it is there {entry.span}",
             older.name + suffix if older else "",
         )
         return
@@ -162,7 +163,7 @@ def _existence(found: Found, name: str, entry: Entry, table: Table, version: str
         instead = (entry.now or "") + (suffix if entry.now and table.find(entry.now) else "")
         why = f" ({entry.trap or entry.note})" if entry.trap or entry.note else ""
         check = "renamed-metric" if entry.now else "removed-metric"
-        yield check, at, f"{name} is not in {shown}: it existed {entry.span}{why}", instead
+        yield check, at, f"{name} is not in {shown}: it was there {entry.span}{why}", instead
         return
     if entry.is_hidden(version):
         yield (

@@ -30,8 +30,8 @@ _ROLE = re.compile(
 )
 _FACT = re.compile(r"\$\{([a-z_]+\.[a-z_0-9]+)\}")
 _SCALE = re.compile(r"\{scale:([a-z_]+\.[a-z_0-9]+)\}")
-_DURATION = re.compile(r"(\d+)([smhd])")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_DURATION = re.compile(r"(\d+)(ms|[smhd])")
+_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _MATCHER = re.compile(r'\s*([A-Za-z_]\w*)\s*(=~|!~|!=|=)\s*"((?:[^"\\]|\\.)*)"\s*')
 
 
@@ -39,8 +39,8 @@ class SelectError(ValueError):
     """A label selector or a window that cannot be read; ``str()`` says what is wanted."""
 
 
-def seconds(duration: str) -> int:
-    """``5m`` -> 300. Raises :class:`SelectError`."""
+def seconds(duration: str) -> float:
+    """``5m`` -> 300, ``1500ms`` -> 1.5. Raises :class:`SelectError`."""
     match = _DURATION.fullmatch(duration)
     if match is None or int(match[1]) == 0:
         raise SelectError(f"{duration!r} is not a duration such as 5m")
@@ -93,7 +93,7 @@ def as_duration(length: float) -> str:
     whole = math.ceil(length)
     for unit in ("d", "h", "m"):
         if whole % _SECONDS[unit] == 0:
-            return f"{whole // _SECONDS[unit]}{unit}"
+            return f"{whole // int(_SECONDS[unit])}{unit}"
     return f"{whole}s"
 
 
@@ -181,7 +181,7 @@ class Templates:
             return None
         return (
             text.replace("{win}", self.window)
-            .replace("{seconds}", str(seconds(self.window)))
+            .replace("{seconds}", f"{seconds(self.window):.12g}")
             .replace("{by}", ", ".join(self.by))
             .replace("{ranks}", ", ".join(self.engine.rank_labels))
             .replace(", )", ")")
@@ -255,7 +255,7 @@ class Templates:
     @cached_property
     def constants(self) -> Mapping[str, float | str]:
         """Facts that need no query: the window's length, and that an engine without preemption has none."""
-        out: dict[str, float | str] = {"target.window_s": float(seconds(self.window))}
+        out: dict[str, float | str] = {"target.window_s": seconds(self.window)}
         if self.engine.never_preempts(self.version, {}):
             out |= {"preempt.count": 0.0, "preempt.rate": 0.0, "preempt.per_finished": 0.0}
         kind = self.engine.preempt_kind(self.version, {})

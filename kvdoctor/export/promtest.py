@@ -46,7 +46,7 @@ def _example(alert: AlertRule, example: Example, labels: Mapping[str, str]) -> T
     facts = _visible(alert, example.facts)
     if facts is None:
         return None
-    held = seconds(alert.duration) // 60 + 5
+    held = int(seconds(alert.duration)) // 60 + 5
     return {
         "name": f"{alert.rule.id}: {example.name}",
         "interval": "1m",
@@ -318,8 +318,8 @@ SCENES: tuple[Scene, ...] = (
 
 def _scene(made: AlertSet, scene: Scene, labels: Mapping[str, str]) -> Iterator[Tree]:
     templates = made.templates
-    window = seconds(templates.window)
-    longest = max((seconds(alert.duration) for alert in made.alerts), default=0)
+    window = int(seconds(templates.window))
+    longest = max((int(seconds(alert.duration)) for alert in made.alerts), default=0)
     end = 2 * window + longest
     series = _raw(templates, scene, end // _STEP_S + 2)
     if not series:

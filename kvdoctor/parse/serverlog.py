@@ -169,6 +169,7 @@ KEEP_STATS = 20_000
 KEEP_FIRST = 400
 KEEP_LAST = 1_600
 KEEP_NOISE = 400
+MOST_MISSES = 20_000
 KEEP_OOM = 100
 ABOVE = 160
 ABOVE_LINE = 2_048
@@ -487,7 +488,7 @@ def line_shape(raw: bytes) -> bytes:
 
 @dataclass(slots=True)
 class Kind:
-    """What lines of one shape can be: the templates whose literal fits, whether a message for lack of memory, whether cut.
+    """What lines can be that hold the same literals: which templates fit, whether a message for lack of memory.
 
     ``literals`` are looked for in the line itself (a shape forgets digits); none for a line that may only be the first
     half of a broken message. ``misses`` counts lines that held a literal and were nothing; ``group`` is where lines of a kind
@@ -497,7 +498,7 @@ class Kind:
     candidates: tuple[_Compiled, ...]
     literals: tuple[bytes, ...]
     oom: bool
-    broken: bool
+    broken: bool = False
     misses: int = 0
     group: _Newest | None = None
 
@@ -506,36 +507,56 @@ class Matcher:
     """Templates ready to run over lines. Shapes of lines are judged once; patterns run only where a literal is."""
 
     def __init__(self, templates: Sequence[LogTemplate]) -> None:
-        self.compiled = [
-            _Compiled(t, t.literal, re.compile(t.pattern), line_shape(t.literal.encode())) for t in templates
-        ]
+        self.compiled = [_compile(t) for t in templates]
         self._oom = [(literal.encode(), line_shape(literal.encode())) for literal in OOM_LITERALS]
-        shapes = sorted({c.shape for c in self.compiled} | {shape for _, shape in self._oom}, key=len)
+        shapes = sorted({line_shape(t.literal.encode()) for t in templates} | {s for _, s in self._oom}, key=len)
         self.needles: list[bytes] = []
         for shape in shapes:
             if not any(short in shape for short in self.needles):
                 self.needles.append(shape)
         stems = {shape[:end] for shape in shapes for end in range(_SHORTEST_STEM, len(shape))}
         self._stems = {size: {s for s in stems if len(s) == size} for size in {len(s) for s in stems}}
+        self._kinds: dict[tuple[tuple[int, ...], bool], Kind] = {}
+        self._half = Kind(tuple(self.compiled), (), False, True)
+        self._settled: list[tuple[bytes, Kind]] = []
 
     def kind(self, shape: bytes) -> Kind | None:
         """What a line of this shape can be; None: nothing."""
+        for literal, settled in self._settled:
+            if literal in shape:
+                return settled
         for needle in self.needles:
             if needle in shape:
                 break
         else:
             if any(shape[-size:] in stems for size, stems in self._stems.items()):
-                return Kind(tuple(self.compiled), (), False, True)
+                return self._half
             return None
-        candidates = tuple(c for c in self.compiled if c.shape in shape)
-        wordings = [literal for literal, folded in self._oom if folded in shape]
-        literals = dict.fromkeys([*(c.literal.encode() for c in candidates), *wordings])
-        return Kind(candidates, tuple(literals), bool(wordings), False)
+        fitting = tuple(i for i, c in enumerate(self.compiled) if c.shape in shape)
+        wordings = tuple(literal for literal, folded in self._oom if folded in shape)
+        if not fitting and not wordings:
+            return None
+        key = (fitting, bool(wordings))
+        kind = self._kinds.get(key)
+        if kind is None:
+            candidates = tuple(self.compiled[i] for i in fitting)
+            literals = dict.fromkeys(
+                [*(c.literal.encode() for c in candidates), *(w for w, _ in self._oom if wordings)]
+            )
+            kind = self._kinds[key] = Kind(candidates, tuple(literals), bool(wordings))
+        return kind
 
-    def match(
-        self, text: str, among: Sequence[_Compiled] | None = None
-    ) -> list[tuple[str, str, dict[str, object]]]:
-        """(template id, event, fields) of every template instance in a line; a glued line gives several."""
+    def settle(self, kind: Kind, ids: Sequence[str]) -> None:
+        """Enough of these were read: a line with the literal of a request's message is that, whatever its text holds."""
+        for compiled in kind.candidates:
+            if compiled.template.id in ids and compiled.template.event in USERS_TEXT:
+                self._settled.append((compiled.shape, kind))
+
+    def match(self, text: str, among: Sequence[_Compiled] | None = None) -> list[tuple[str, str, dict[str, object]]]:
+        """(template id, event, fields) of every template instance in a line; a glued line gives several.
+
+        A line about a request may hold its prompt or its answer: what else seems to be in it was said by a user.
+        """
         found: list[tuple[str, str, dict[str, object]]] = []
         for compiled in self.compiled if among is None else among:
             if compiled.literal not in text:
@@ -544,7 +565,76 @@ class Matcher:
                 fields = _fields(compiled, match)
                 if fields is not None:
                     found.append((compiled.template.id, compiled.template.event, fields))
+        if len(found) > 1 and any(event in USERS_TEXT for _, event, _ in found):
+            return [item for item in found if item[1] in USERS_TEXT]
         return found
+
+
+USERS_TEXT = frozenset({"request_in", "request_out"})
+"""Events of messages that may quote what a user sent or got."""
+
+_PLAIN_LEFT = re.compile(r"[\w ,:;'\"=/<>!%&~#@-]*\Z")
+_PLAIN_RIGHT = re.compile(r"[\w ,:;'\"=/<>!%&~#@-]*")
+
+
+def _compile(template: LogTemplate) -> _Compiled:
+    literal = _widened(template.literal, template.pattern)
+    return _Compiled(template, literal, re.compile(template.pattern), line_shape(literal.encode()))
+
+
+def _widened(literal: str, pattern: str) -> str:
+    """The literal with the plain text that stands around it in the pattern: more of what every instance must hold."""
+    form = next((form for form in (literal, re.escape(literal)) if pattern.count(form) == 1), None)
+    if form is None or "(?i" in pattern or "(?x" in pattern:
+        return literal
+    at = pattern.index(form)
+    end = at + len(form)
+    if _one_of_several(pattern, at):
+        return literal
+    left, right = _PLAIN_LEFT.search(pattern, 0, at), _PLAIN_RIGHT.match(pattern, end)
+    before, after = left.group() if left else "", right.group() if right else ""
+    lead = pattern[: at - len(before)]
+    if lead.endswith("\\"):
+        before = before[1:]  # the letter of an escape
+    elif lead.endswith("(?"):
+        # the head of a group: (?P<name>, (?:, (?<!, (?=
+        before = before.partition(">")[2] if before.startswith("P<") else before[1:] if before.startswith(":") else ""
+    if pattern[end + len(after) : end + len(after) + 1] in ("?", "*", "{"):
+        after = after[:-1]
+    return before + literal + after
+
+
+def _one_of_several(pattern: str, at: int) -> bool:
+    """Is this place of the pattern inside a group that offers alternatives?"""
+    alternatives = [False]
+    here: list[int] = []
+    index, in_class = 0, False
+    verdicts: dict[int, bool] = {}
+    names = [0]
+    made = 0
+    while index < len(pattern):
+        if index == at:
+            here = list(names)
+        letter = pattern[index]
+        if letter == "\\":
+            index += 2
+            continue
+        if in_class:
+            in_class = letter != "]"
+        elif letter == "[":
+            in_class = True
+            index += pattern.startswith(("^]", "]"), index + 1)
+        elif letter == "(":
+            made += 1
+            names.append(made)
+            alternatives.append(False)
+        elif letter == ")" and len(names) > 1:
+            verdicts[names.pop()] = alternatives.pop()
+        elif letter == "|":
+            alternatives[-1] = True
+        index += 1
+    verdicts[0] = alternatives[0]
+    return any(verdicts.get(name, True) for name in here)
 
 
 _SHORTEST_STEM = 5
@@ -869,7 +959,7 @@ class _LogReader:
             else:
                 self._read(held, kind)
             return
-        if kind.misses > KEEP_FIRST:
+        if kind.misses > MOST_MISSES:
             self.noise.add([(number, raw[:MAX_LINE], follow, ())])
             return
         found = self._read((number, raw[:MAX_LINE], follow, ()), kind)
@@ -879,6 +969,8 @@ class _LogReader:
             kind.group = self.newest.setdefault(tuple(sorted({template for template, _ in found})), _Newest(KEEP_LAST))
         if kind.group is not None:
             kind.group.seen += 1
+            if kind.group.seen == KEEP_FIRST:
+                self.matcher.settle(kind, [template for template, _ in found])
 
     def _read(self, held: _Held, kind: Kind) -> list[tuple[str, str]]:
         """Put a line's events into the bag; (template, kind) of each."""
@@ -937,9 +1029,7 @@ class _LogReader:
         return out[-120:]
 
 
-_STARTS = (
-    r"\s*(?:\(\w[^)\n]{0,80} pid=\d|\[[^\]\n]{0,40}\d\d:\d\d|(?:INFO|WARN(?:ING)?|ERROR|DEBUG|CRITICAL)\b|time=|Traceback "
-)
+_STARTS = r"\s*(?:\(\w[^)\n]{0,80} pid=\d|\[[^\]\n]{0,40}\d\d:\d\d|(?:INFO|WARN(?:ING)?|ERROR|DEBUG|CRITICAL)\b|time=|Traceback "
 _NEW_MESSAGE = re.compile(_STARTS + r"|\d{4}-\d\d-\d\d|\{\")")
 _NEW_MESSAGE_RAW = re.compile((_STARTS + ")").encode())
 
@@ -1063,6 +1153,8 @@ def _with_rest(whole: bytes, rest: bytes, rule: Callable[[bytes], bytes | None])
         return whole.rstrip(b"\r") + rest
     end = whole.rfind(b'","stream":')
     return whole[:end] + rest + whole[end:]
+
+
 def bag_oom(bag: _Bag, line: Line, text: str, frames: list[str], at_line: int) -> None:
     """Parse an out-of-memory message and keep it as an ``oom`` event."""
     for fields in oom_fields(text, frames):

@@ -7,6 +7,7 @@ a diagnosis of the redacted snapshot equals that of the original in verdicts, fi
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -74,7 +75,7 @@ def redact(snapshot: Snapshot, *, salt: bytes, include_raw_logs: bool = False, e
     forced = engines().get(engine) if engine else None
     veil = Veil(salt)
     year = recognise.year_of([m.time for m in snapshot.members], snapshot.taken)
-    kinds = [recognise.kind_of(m.head(sniff.HEAD), m.kind, forced=forced is not None) for m in snapshot.members]
+    kinds = [_kind(m, forced is not None) for m in snapshot.members]
     origins = Origins(
         [(m.origin, _LABEL.get(kind, "file")) for m, kind in zip(snapshot.members, kinds, strict=True)]
         + [(m.origin, "source") for m in snapshot.missing]
@@ -89,7 +90,10 @@ def redact(snapshot: Snapshot, *, salt: bytes, include_raw_logs: bool = False, e
                 member, name=f"{number:04d}-log.txt", kind="log", origin=origins[member.origin], redactions=(RAW_NOTE,)
             )
         else:
-            made = _member(member, kind, veil, forced, year)
+            try:
+                made = _member(member, kind, veil, forced, year)
+            except _DAMAGED:
+                made = _Left(label if label != "file" else "unknown", "not included: cut off or damaged")
         if isinstance(made, _Left):
             missing.append(Missing(made.kind, origins[member.origin], made.reason, made.hint))
         elif made.redactions == (RAW_NOTE,):
@@ -104,7 +108,7 @@ def redact(snapshot: Snapshot, *, salt: bytes, include_raw_logs: bool = False, e
         {k: v for k, v in snapshot.host.items() if _HOST_KEYS.fullmatch(k) and _HOST_VALUE.fullmatch(v)},
         snapshot.taken,
         "",
-        (f"{left} note{'s' if left > 1 else ''} of the reading named files and were left out",) if left else (),
+        (f"{left} remarks on the reading were left out: they may name files",) if left else (),
         snapshot.live,
     )
 
@@ -121,6 +125,17 @@ _MISSING_KINDS = frozenset({
     "http", "prometheus", "exposition", "host", "model", "empty", "binary", "html", "unknown", *_LABEL, *_LABEL.values(),
 })  # fmt: skip
 _JSON = frozenset({"slots", "props", "server-info", "loads", "torch-snapshot", "probe", "version", "models"})
+
+
+_DAMAGED = (OSError, EOFError, zlib.error)
+"""What reading a packed file that was cut or changed raises."""
+
+
+def _kind(member: Member, forced: bool) -> str:
+    try:
+        return recognise.kind_of(member.head(sniff.HEAD), member.kind, forced=forced)
+    except _DAMAGED:
+        return member.kind if member.kind in recognise.KINDS else "unknown"
 
 
 def _member(member: Member, kind: str, veil: Veil, forced: Engine | None, year: int | None) -> Member | _Left:

@@ -22,7 +22,7 @@ TARGET = "kvdoctor_target_info"
 
 _EDGE = re.compile(r"[-+]?(?:Inf|inf|\d{1,15}(?:\.\d{1,18})?(?:e[-+]?\d{1,3})?)")
 _SMALL = re.compile(r"\d{1,7}")
-_TYPES = known("counter gauge histogram summary untyped unknown info gaugehistogram stateset")
+_TYPES = words.known("counter gauge histogram summary untyped unknown info gaugehistogram stateset")
 
 
 def redacted(page: Exposition, veil: Veil, forced: Engine | None) -> bytes | None:

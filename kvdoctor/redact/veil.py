@@ -13,7 +13,7 @@ from kvdoctor.redact import words
 _LETTERS = "bcdfghjklmnpqrtv"
 _NUMBER = re.compile(r"[-+]?\d{1,14}(?:\.\d{1,17})?(?:[eE][-+]?\d{1,3})?|[-+]?\.\d{1,17}")
 _NOTHING = frozenset({"", "None", "null", "True", "False", "true", "false"})
-_VERSION = re.compile(r"v?b?\d{1,8}(?:\.\d{1,6}){0,4}(?:[.-]?(?:dev|rc|post|a|b|alpha|beta)\.?\d{0,8})?")
+_VERSION = re.compile(r"v?b?\d{1,8}(?:\.\d{1,6}){0,4}(?:[.-]?(?:dev|rc|post|a|b|alpha|beta)\.?\d{0,8}){0,3}")
 _LOCAL = re.compile(
     r"-(?:unknown|[0-9a-f]{7,12})(?![A-Za-z0-9])|\+(?:cu|cpu|rocm|xpu|tpu|hip|g(?=[0-9a-f]{7}))[0-9a-f.]{0,16}(?![A-Za-z])"
 )
@@ -115,14 +115,21 @@ class Veil:
 
     def _flag(self, piece: str, before: str) -> str:
         name, equals, given = piece.partition("=")
-        key = name.lstrip("-").replace("-", "_")
-        if name.startswith("--") and key in words.settings():
-            return f"{name}={self.value(given)}" if equals else name
-        owner = before.lstrip("-").replace("-", "_")
-        if before.startswith("--") and "=" not in before and owner in words.settings():
-            value = self.value(piece)
-            return value if value == piece else "*"
-        return "*"
+        flag = _setting_of(name)
+        if flag:
+            return f"{name}={self._given(flag, given)}" if equals else name
+        owner = _setting_of(before)
+        value = self._given(owner, piece) if owner else ""
+        return value if value == piece or owner in words.SETTINGS_BY_MODEL else "*"
+
+    def _given(self, name: str, text: str) -> str:
+        return self.model(text) if name in words.SETTINGS_BY_MODEL else self.value(text)
+
+
+def _setting_of(flag: str) -> str:
+    """The known setting a flag names; empty for anything else."""
+    name = flag.lstrip("-").replace("-", "_")
+    return name if flag.startswith("--") and (name in words.settings() or name in words.SETTINGS_BY_MODEL) else ""
 
 
 _URL = re.compile(r"(https?)://([^/\s]*)(/[^?#\s]*)?")

@@ -57,28 +57,30 @@ def blind_spots(target: TargetReport) -> list[str]:
         if item.how not in (None, "measured"):
             by_how.setdefault(str(item.how), []).append(label(item.fact))
     words = {"estimated": "Estimated, not measured", "bound": "Known as bounds only", "assumed": "Assumed, not seen"}
-    out.extend(f"{words[how]}: {listed(names)}." for how, names in sorted(by_how.items()))
-    raw = [label(item.fact) for item in seen if not item.calibrated]
-    if raw:
-        out.append(f"Limit not calibrated for {listed(raw, 3)}.")
-    few = [_few(item) for item in seen]
-    if any(few):
-        out.append(f"Few cases: {listed(text for text in few if text)}.")
+    out.extend(f"{words[how]}: {listed(names, 2)}." for how, names in sorted(by_how.items()))
+    few = [case for item in seen if (case := _few(item)) is not None]
+    if few:
+        number, noun, name = min(few)
+        out.append(f"Only {number:g} {noun if number != 1 else noun[:-1]} behind {name}.")
     gaps = [item for item in verdict.evidence if item.outcome is None]
     if gaps:
-        out.append(f"Not known: {listed((f'{label(g.fact)} ({flow(g.reason)})' for g in gaps), 2)}.")
+        out.append(f"Not known: {listed((f'{label(g.fact)} ({flow(g.reason)})' for g in gaps), 1)}.")
+    raw = [label(item.fact) for item in seen if not item.calibrated]
+    if raw:
+        out.append(f"Limit not calibrated for {listed(raw, 2)}.")
     if not out:
         out.append("The counts are too small to tell the value from its limit with 95 % certainty.")
     return out
 
 
-def _few(item: Evidence) -> str:
+def _few(item: Evidence) -> tuple[float, str, str] | None:
+    """How many of what stand behind a value, where they are few."""
     much = item.op in (">", ">=", "==") and item.value != 0
     if item.requests is not None and item.requests < FEW_REQUESTS:
-        return f"{item.requests:g} requests behind {label(item.fact)}"
+        return item.requests, "requests", label(item.fact)
     if much and item.events is not None and item.events < FEW_EVENTS:
-        return f"{item.events:g} events behind {label(item.fact)}"
-    return ""
+        return item.events, "events", label(item.fact)
+    return None
 
 
 @dataclass(frozen=True, slots=True)

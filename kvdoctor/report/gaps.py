@@ -19,6 +19,10 @@ MOST_NAMES = 8
 def undecided_rules(page: Page, target: TargetReport, verbose: bool) -> None:
     """Suspected rules with what holds and what is open, then the blind ones and what most of them wait for."""
     suspected, blind, aside = undecided(target)
+    if not verbose:
+        # a boundary that may hold changes nothing
+        suspected = [v for v in suspected if v.severity != "info"]
+        aside = {muter: kept for muter, rest in aside.items() if (kept := [v for v in rest if v.severity != "info"])}
     if not (suspected or blind or aside):
         return
     page.heading("Could not be decided")

@@ -225,14 +225,12 @@ def _spark(points: Sequence[tuple[float, float]], end: float, top: float, room: 
     columns: list[float | None] = [None] * room
     for when, value in points:
         at = min(room - 1, int(room * when / end)) if end > 0 else 0
-        held = columns[at]
-        columns[at] = value if held is None else max(held, value)
+        before = columns[at]
+        columns[at] = value if before is None else max(before, value)
     last = min(room - 1, int(room * points[-1][0] / end)) if end > 0 else 0
     out, held = "", 0.0
-    for at, value in enumerate(columns):
-        if at > last:
-            break
-        held = held if value is None else value
+    for column in columns[: last + 1]:
+        held = held if column is None else column
         share = min(1.0, max(0.0, held / top))
         out += _BARS[0 if share == 0 else max(1, round(share * (len(_BARS) - 1)))]
     return out

@@ -140,12 +140,12 @@ def other_findings(page: Page, target: TargetReport) -> None:
     for other in free:
         _finding_line(page, other, 2)
         if other.say and other.advice_muted_by is None:
-            page.flow([("Do: ", "bold"), (flow(other.say), "")], 6)
-        _muted(page, other, muted.pop(other.rule, []), 6)
+            page.flow([("Do: ", "bold"), (flow(other.say), "")], 4)
+        _muted(page, other, muted.pop(other.rule, []), 4)
     for muter, rest in muted.items():
         for below in rest:
             _finding_line(page, below, 2)
-            page.flow([(f"muted by {clean(muter)}: {flow(below.mute_reason)}", "dim")], 6)
+            page.flow([(f"muted by {clean(muter)}: {flow(below.mute_reason)}", "dim")], 4)
     for note in notes:
         if note.muted_by is None:
             page.flow([("good to know: ", "dim"), (f"{clean(note.rule)} ({note.id}) {flow(note.title)}", "")], 2, 4)

@@ -244,16 +244,15 @@ def flow(text: str) -> str:
 
 
 def sentence(text: str) -> str:
-    """``text`` with a capital first letter and a full stop, unless it has an end of its own."""
-    text = flow(text)
-    if not text:
-        return text
-    return text[0].upper() + ended(text[1:])
+    """``text`` with a full stop, unless it has an end of its own, and with a capital first letter, unless it starts with a name."""
+    text = ended(flow(text))
+    first = text.split(" ", 1)[0].rstrip(",.:;")
+    return text[:1].upper() + text[1:] if first.isalpha() and first.islower() else text
 
 
 def ended(text: str) -> str:
-    """``text`` with a full stop, unless it has an end of its own."""
-    return text if text.endswith((".", ":", ";", "!", "?")) else f"{text}."
+    """``text`` with a full stop, unless it is empty or has an end of its own."""
+    return text if not text or text.endswith((".", ":", ";", "!", "?")) else f"{text}."
 
 
 def label(fact: str) -> str:

@@ -133,7 +133,8 @@ def allocators(
     kinds: Sequence[Kind], load: Workload, cost: CostModel, pool_tokens: int, policy: Policy
 ) -> list[tuple[Kind, Replay]]:
     """What the same sequences cost under each allocator: every request asks for its whole length in one piece when it
-    arrives and gives it back when it would end unhindered. A refused request is dropped, not queued."""
+    arrives and gives it back when it would end unhindered. A refused request is dropped, not queued. Raises ValueError.
+    """
     capacity = pool_tokens * cost.kv_bytes_per_token
     step = cost.overhead_s + max(cost.floor_s, cost.token_s)
     sequences = [
@@ -147,12 +148,17 @@ def allocators(
     events = sequence_events(sequences, cost.kv_bytes_per_token)
     out: list[tuple[Kind, Replay]] = []
     for kind in kinds:
-        pool = make(
-            kind,
-            capacity,
-            block=policy.pool_block_tokens * cost.kv_bytes_per_token,
-            tiers_mib=policy.pool_tiers_mib,
-            preallocate=policy.pool_preallocate,
-        )
+        try:
+            pool = make(
+                kind,
+                capacity,
+                block=policy.pool_block_tokens * cost.kv_bytes_per_token,
+                tiers_mib=policy.pool_tiers_mib,
+                preallocate=policy.pool_preallocate,
+            )
+        except ValueError as error:
+            raise ValueError(
+                f"allocator {kind}: {error} (a policy file can set pool.tiers_mib, pool.preallocate)"
+            ) from error
         out.append((kind, replay_pool(pool, events, every=max(1, len(events) // 2000))))
     return out

@@ -68,12 +68,16 @@ class Server:
         if restarted:
             self.totals.clear()
         self.rates.clear()
+        if glance.time is None:
+            # pages without a clock have an order, no rates
+            self.totals.clear()
         for role in ("preempt.total", "tok.generated"):
             for rank, total in _by_rank(glance, role, math.fsum).items():
                 before = self.totals.get((role, rank))
                 if before is not None and now > before[0]:
                     self.rates[role, rank] = (total - before[1]) / (now - before[0])
-                self.totals[role, rank] = (now, total)
+                if glance.time is not None:
+                    self.totals[role, rank] = (now, total)
         starts = [r.value for r in glance.values.get("run.start", {}).values()]
         self.start = max(starts) if starts else self.start
         self.rows = self._rows(glance, now)

@@ -29,6 +29,7 @@ EARLY_STEP_S = 2.0
 KEEP_S = 300.0
 QUIET_FACTOR = 3.0
 AT_ONCE_GAP_S = 2.0
+CALM_S = 15.0
 WATCH_AT, BAD_AT = 0.85, 0.95
 EVENTS = 200
 
@@ -102,6 +103,7 @@ class Watcher:
         self._steady_beat = steady_beat
         self._servers: dict[str, Server] = {}
         self._engines: dict[str, str] = {}
+        self._sources: dict[str, str] = {}
         self._kept: dict[str, deque[tuple[float, Member]]] = {}
         self._first: dict[str, float] = {}
         self._others: dict[str, Member] = {}
@@ -114,7 +116,7 @@ class Watcher:
         self._judged: float | None = None
         self._now = 0.0
         self._above = {WATCH_AT: False, BAD_AT: False}
-        self._preempting = False
+        self._last_hit: float | None = None
         self._changed = False
 
     # ------------------------------------------------------------ samples
@@ -143,15 +145,23 @@ class Watcher:
             due = self._page(page) or due
         self._silence({p.server for p in sample.pages}, bool(sample.missing))
         rows = self._all_rows()
-        self._history.add(now, rows)
+        if sample.pages or not self._servers:
+            self._history.add(now, rows)
         self._notice(rows)
-        renewed = self._judge_if_due(due, rows)
-        if renewed and not any(s.rows for s in self._servers.values()):
-            # nothing but logs: the diagnosis is where the figures come from
-            rows = self._all_rows()
+        # the diagnosis tells the engine of a new server, the headroom, and of a log alone everything
+        return self._frame(self._judge_if_due(due, rows))
+
+    def finish(self) -> Frame | None:
+        """Judge what came since the last diagnosis; None when nothing did."""
+        if self._judged == self._now:
+            return None
+        self._judge()
+        return self._frame(True)
+
+    def _frame(self, renewed: bool) -> Frame:
         return Frame(
-            now, self._report, self._judged, renewed, rows, tuple(self._history.usage), tuple(self._history.waiting),
-            self._history.full_in(), tuple(self._events), self._missing,
+            self._now, self._report, self._judged, renewed, self._all_rows(), tuple(self._history.usage),
+            tuple(self._history.waiting), self._history.full_in(), tuple(self._events), self._missing,
             tuple((s.name, s.silent_since) for s in self._servers.values() if s.silent_since is not None),
         )  # fmt: skip
 
@@ -166,8 +176,13 @@ class Watcher:
         engine = self._engines.get(page.server)
         if engine is not None:
             glance = self._sliding.glance(page.member, engine)
-            if glance is not None and server.read(glance, self._now):
-                self._say(f"{server.name} was restarted: figures start anew, none spans the restart", True, changed=True)
+            if glance is None and server.rows:
+                self._say(f"{server.name} answers, but with no metrics page", True, changed=True)
+                server.rows = ()
+            elif glance is not None and server.read(glance, self._now):
+                self._say(
+                    f"{server.name} was restarted: figures start anew, none spans the restart", True, changed=True
+                )
                 kept.clear()
                 self._first.pop(page.server, None)
         if kept and self._now - kept[-1][0] < self._wait(page.server) - 0.05:
@@ -212,15 +227,20 @@ class Watcher:
             for mark, above in self._above.items():
                 if not above and usage >= mark:
                     fullest = max((r for r in all_rows if r.usage is not None), key=lambda r: r.usage or 0.0)
-                    self._say(f"KV pool of {fullest.name} at {usage:.0%}, over the {mark:.0%} mark", mark >= BAD_AT, changed=True)
+                    self._say(
+                        f"KV pool of {fullest.name} at {usage:.0%}, over the {mark:.0%} mark",
+                        mark >= BAD_AT,
+                        changed=True,
+                    )
                     self._above[mark] = True
                 elif above and usage < mark - 0.05:
                     self._say(f"KV pool back under the {mark:.0%} mark")
                     self._above[mark] = False
         hit = [r for r in all_rows if r.preempt_rate is not None and r.preempt_rate > 0]
-        if hit and not self._preempting:
-            self._say(f"{hit[0].name} preempts requests", True, changed=True)
-        self._preempting = bool(hit) or (self._preempting and not any(r.preempt_rate == 0 for r in all_rows))
+        if hit:
+            if self._last_hit is None or self._now - self._last_hit > CALM_S:
+                self._say(f"{hit[0].name} preempts requests", True, changed=True)
+            self._last_hit = self._now
 
     # ------------------------------------------------------------ diagnosis
 
@@ -232,19 +252,35 @@ class Watcher:
             since >= beat - 0.05 or early or (self._changed and since >= AT_ONCE_GAP_S - 0.05)
         ):
             return False
+        self._judge()
+        return True
+
+    def _judge(self) -> None:
         self._slide()
         before = self._report
         self._report = self._sliding.report(self.window())
         self._judged = self._now
         self._changed = False
-        for server, kept in self._kept.items():
-            engine = self._sliding.engine_of(kept[-1][1]) if kept else None
-            if engine is not None:
-                self._engines[server] = engine
+        self._meet()
         for log in self._logs.values():
             self._settle(log)
         self._tell_change(before, self._report)
-        return True
+
+    def _meet(self) -> None:
+        """Servers whose engine is known now, or is another one than before (a port used again)."""
+        for name, kept in self._kept.items():
+            engine = self._sliding.engine_of(kept[-1][1]) if kept else None
+            old = self._engines.get(name)
+            if kept:
+                self._sources[name] = kept[-1][1].origin
+            if engine is None or engine == old:
+                continue
+            self._engines[name] = engine
+            if old is not None:
+                self._say(f"{name} is {engine} now, it was {old}", True)
+            glance = self._sliding.glance(kept[-1][1], engine)
+            if glance is not None:
+                self._servers[name].read(glance, kept[-1][0])
 
     def _quiet(self, rows: Sequence[Row]) -> bool:
         return bool(rows) and all(
@@ -301,13 +337,24 @@ class Watcher:
             return tuple(row for t in self._report.targets if t.name != "group" for row in _rows_of(t, self._now))
         return tuple(replace(row, headroom=self._headroom(row)) for row in rows)
 
+    def target_of(self, row: Row) -> TargetReport | None:
+        """The target of the last report that a row belongs to."""
+        origin = self._sources.get(row.server)
+        targets = () if self._report is None else [t for t in self._report.targets if t.name != "group"]
+        for target in targets:
+            if target.name == row.server or any(s.origin == origin for s in target.sources if s.kind == "metrics"):
+                return target
+        return None
+
     def _headroom(self, row: Row) -> float | None:
         """Average requests that still fit at the usage of now."""
         kept = self._kept.get(row.server)
         if row.usage is None or self._report is None or not kept:
             return None
         origin = kept[-1][1].origin
-        target = next((t for t in self._report.targets if t.name != "group" and any(s.origin == origin for s in t.sources)), None)
+        target = next(
+            (t for t in self._report.targets if t.name != "group" and any(s.origin == origin for s in t.sources)), None
+        )
         if target is None:
             return None
         facts = target.ranks.get(row.rank, target.facts)
@@ -344,7 +391,9 @@ def _packed(member: Member) -> Member:
 
 def _rows_of(target: TargetReport, now: float) -> Iterable[Row]:
     """Rows from the facts of a target that is known from its log alone."""
-    ranks = {r: f for r, f in target.ranks.items() if any(n.startswith(("kv.", "req.")) for n in f)} or {"": target.facts}
+    ranks = {r: f for r, f in target.ranks.items() if any(n.startswith(("kv.", "req.")) for n in f)} or {
+        "": target.facts
+    }
     for rank, facts in ranks.items():
         row = Row(
             target.name, rank, known(facts.get("kv.usage_last")), known(facts.get("req.running")),
