@@ -142,7 +142,7 @@ class _Part:
         scrape = read_scrape(
             page, [e for e in (primary, *side) if e is not None], member.origin, recognise.page_time(page, member.time)
         )
-        if primary is None and any(e.name == "dcgm" for e in side):
+        if primary is None and any(e.name == "dcgm-exporter" for e in side):
             self.host.exporter.append(scrape)
             self.usable = True
             return

@@ -12,68 +12,16 @@ from urllib.parse import urlsplit, urlunsplit
 
 MASK = "***"
 
-_SECRET_WORDS = frozenset(
-    [
-        "password",
-        "passwd",
-        "passphrase",
-        "pwd",
-        "secret",
-        "secrets",
-        "apikey",
-        "credential",
-        "credentials",
-        "authorization",
-        "auth",
-        "bearer",
-        "signature",
-        "sig",
-    ]
-)
+_SECRET_WORDS = frozenset({
+    "password", "passwd", "passphrase", "pwd", "secret", "secrets", "apikey", "credential", "credentials",
+    "authorization", "auth", "bearer", "signature", "sig",
+})  # fmt: skip
 # "token" is a secret in --hf-token and a count or an id in --eos-token-id, --max-token-budget
-_TOKEN_OF_TEXT = frozenset(
-    [
-        "id",
-        "ids",
-        "limit",
-        "budget",
-        "usage",
-        "count",
-        "size",
-        "ratio",
-        "length",
-        "num",
-        "mode",
-        "type",
-        "healing",
-        "max",
-        "min",
-        "eos",
-        "bos",
-        "pad",
-        "unk",
-        "image",
-        "audio",
-        "video",
-        "stop",
-        "special",
-        "extend",
-        "sep",
-        "mask",
-        "per",
-        "next",
-        "first",
-        "last",
-        "output",
-        "input",
-        "prompt",
-        "decode",
-        "prefill",
-        "step",
-        "string",
-        "str",
-    ]
-)
+_TOKEN_OF_TEXT = frozenset({
+    "id", "ids", "limit", "budget", "usage", "count", "size", "ratio", "length", "num", "mode", "type", "healing",
+    "max", "min", "eos", "bos", "pad", "unk", "image", "audio", "video", "stop", "special", "extend", "sep", "mask",
+    "per", "next", "first", "last", "output", "input", "prompt", "decode", "prefill", "step", "string", "str",
+})  # fmt: skip
 _TOKENS_OWNER = frozenset({"auth", "api", "access", "bearer", "hf", "refresh"})
 # the keys of attention, not of a lock
 _KEY_OF_ATTENTION = frozenset({"cache", "value", "values", "dtype", "states", "head", "heads", "dim", "quant", "scale"})

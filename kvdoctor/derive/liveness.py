@@ -240,12 +240,16 @@ _NEEDED = ("kv.usage", "req.running", "req.waiting", "preempt.total")
 
 
 def _telemetry(view: View, host: HostReadings) -> None:
+    from kvdoctor.parse.gpu import NOT_ASKED
+
     asked = missing = 0
     source = ""
     for timed in host.gpu:
         for reading in timed.value.readings:
             values = [
-                v for v in (reading.mem_total, reading.mem_used) if not (isinstance(v, Unread) and "print" in v.reason)
+                v
+                for v in (reading.mem_total, reading.mem_used)
+                if not (isinstance(v, Unread) and v.reason == NOT_ASKED)
             ]
             if values:
                 asked += 1

@@ -9,7 +9,7 @@ from functools import cache
 from kvdoctor.engines.base import Engine, engines
 from kvdoctor.parse import sniff
 from kvdoctor.parse.exposition import Exposition
-from kvdoctor.parse.serverlog import LogTemplate, decode, detect_encoding
+from kvdoctor.parse.serverlog import LogTemplate, decode, detect_encoding, searchable
 
 EDGE = 4 << 20
 """Bytes at the start and at the end of a log that are searched for an engine's markers."""
@@ -101,10 +101,11 @@ def of_log(edges: Sequence[bytes]) -> Engine | None:
     """The server whose markers occur most in a log's edges; a tie goes to the one with more different markers."""
     best: tuple[int, int, int] | None = None
     found: Engine | None = None
+    edges = [searchable(edge) for edge in edges]
     for index, engine in enumerate(servers()):
         kinds = hits = 0
         for marker in engine.log_markers:
-            seen = sum(min(edge.count(_as_bytes(marker, edge)), 50) for edge in edges)
+            seen = sum(min(edge.count(marker.encode()), 50) for edge in edges)
             kinds += seen > 0
             hits += seen
         score = (kinds, hits, -index)
@@ -116,14 +117,11 @@ def of_log(edges: Sequence[bytes]) -> Engine | None:
 def log_templates(found: Engine | None, edges: Sequence[bytes]) -> list[LogTemplate]:
     """The templates a log is read with: its engine's, and those of what stands beside it where its markers occur."""
     templates = list(found.templates) if found else []
+    edges = [searchable(edge) for edge in edges]
     for other in side():
         if other.templates and any(m.encode() in e for m in other.log_markers for e in edges):
             templates.extend(other.templates)
     return templates
-
-
-def _as_bytes(marker: str, edge: bytes) -> bytes:
-    return marker.encode(detect_encoding(edge[:4096]))
 
 
 def year_of(times: Sequence[float | None], taken: float | None) -> int | None:

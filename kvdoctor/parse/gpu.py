@@ -21,7 +21,10 @@ from xml.parsers import expat
 
 from kvdoctor.parse import KEPT_BAD, MAX_LINE, SHOWN, BadLine, Unread, bad_line
 
-_NOT_PRINTED = Unread("not in this output")
+NOT_ASKED = "not in this output"
+"""The reason of a value whose column or field was not asked for."""
+
+_NOT_PRINTED = Unread(NOT_ASKED)
 _T = TypeVar("_T")
 
 

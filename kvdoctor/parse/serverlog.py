@@ -184,7 +184,8 @@ _UNITS = {
 }  # fmt: skip
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
+    """The text without terminal colours."""
     return _ANSI.sub("", text) if "\x1b" in text else text
 
 
@@ -217,7 +218,8 @@ _INNER = re.compile(
     r"(?:\([^)\n]{1,120}\) )?(?:(?:INFO|WARNING|ERROR|DEBUG|CRITICAL):? {1,5}(?!text_generation|lorax|batch|health)|\[|\{|slot |srv |"
     r"time=|\d{4}[-/]\d\d[-/]\d\d|\(\w{1,64}[^)\n]{0,40} pid=\d)"
 )
-_LOGFMT = re.compile(r"(?:time|ts|t|level|lvl)=\S")
+_LOGFMT = re.compile(r'(?:time|ts|t|level|lvl)=\S[^\n]{0,120}?\b(?:msg|message)="((?:[^"\\\n]|\\.){0,60000})"')
+_ESCAPED = re.compile(r'\\(["\\])')
 _GKE_LEVEL = re.compile(
     r"(?:INFO|WARNING|WARN|ERROR|DEBUG|DEFAULT|CRITICAL|NOTICE) (?=[\[({]|(?:INFO|WARNING|ERROR|DEBUG)\b)"
 )
@@ -335,7 +337,7 @@ class Unwrapper:
 
     def __call__(self, raw: str) -> list[Line]:
         """The bare line or, where one physical line holds several (escaped newlines), all of them."""
-        text = _plain(raw)
+        text = plain(raw)
         zoned: float | None = None
         loose: tuple[float, str] | None = None
         for _ in range(5):  # wrappers nest: journald around docker-compose around the engine
@@ -347,7 +349,7 @@ class Unwrapper:
                     loose = loose or (stamp, clock)
             if stripped is None:
                 break
-            text = _plain(stripped)
+            text = plain(stripped)
         repeat = 1
         if "[repeated " in text:
             match = _RAY_REPEAT.search(text)
@@ -373,8 +375,6 @@ class Unwrapper:
                 when, clock = loose
             if clock and (not self.clock or clock == "zone"):
                 self.clock = clock
-        if _LOGFMT.match(text):
-            text = text.replace('\\"', '"')
         if "\\n" in text and ("Traceback" in text or "rror" in text):
             parts = [p for p in text.replace("\\\\n", "\\n").split("\\n") if p]
         else:
@@ -395,6 +395,13 @@ class Unwrapper:
             if match:
                 self._met("cri")
                 return text[match.end() :], parse_time(match.group(1), None)[0], "zone"
+        if first in "tl":
+            match = _LOGFMT.match(text)
+            # ollama's own lines have this form too; their templates are for the whole line
+            if match and "source=" not in text[:200]:
+                self._met("logfmt")
+                when, clock = parse_time(text, self.year)
+                return _ESCAPED.sub(r"\1", match.group(1)), when, clock
         match = _JOURNAL.match(text)
         if match:
             self._met("journald")
@@ -692,6 +699,34 @@ def _chunks(stream: BinaryIO | _Prefixed, encoding: str, size: int) -> Iterator[
         yield tail.encode("utf-8", "replace")
 
 
+def searchable(edge: bytes) -> bytes:
+    """The lines of a piece of a log in a form in which words can be looked for.
+
+    UTF-8, without colours, split lines joined, and at most :data:`ALIKE` lines of one shape.
+    """
+    encoding = detect_encoding(edge)
+    if encoding != "utf-8":
+        edge = edge.decode(encoding, "replace").encode("utf-8", "replace")
+    lines = edge.split(b"\n")
+    rule = _partial_rule(lines)
+    if rule is not None:
+        _join_partials(lines, rule, False)
+        edge = b"\n".join(lines)
+    seen: dict[bytes, int] = {}
+    kept: list[bytes] = []
+    for line, shape in zip(lines, line_shape(edge).split(b"\n"), strict=True):
+        count = seen.get(shape, 0)
+        if count < ALIKE:
+            seen[shape] = count + 1
+            kept.append(line)
+    text = b"\n".join(kept)
+    return _ANSI_BYTES.sub(b"", text) if b"\x1b" in text else text
+
+
+ALIKE = 50
+_ANSI_BYTES = re.compile(_ANSI.pattern.encode())
+
+
 class _Bag:
     """Events kept within a bound: all rare ones, the newest of frequent ones."""
 
@@ -847,7 +882,7 @@ class _LogReader:
         self.ooms = _Newest(KEEP_OOM)
         self.lines: list[bytes] = []
         self.above: list[bytes] = []
-        self.partial: Callable[[bytes], bytes | None] | None = None
+        self.partial: _Rule | None = None
         self.first_time: float | None = None
         self.latest: tuple[int, float] | None = None
 
@@ -891,7 +926,7 @@ class _LogReader:
             if group.fresh:
                 self._hold(group)
         self.number += len(lines)
-        self.above = [line[:ABOVE_LINE] for line in (self.above + lines)[-ABOVE:]]
+        self.above = [line[:ABOVE_LINE] for line in (self.above + lines[-2 * ABOVE :]) if line][-ABOVE:]
         self.lines = []
         return back
 
@@ -942,7 +977,11 @@ class _LogReader:
         fresh.clear()
 
     def _after(self, index: int) -> tuple[bytes, ...]:
-        return tuple(line[:FOLLOW_LINE] for line in self.lines[index + 1 : index + 3])
+        following = self.lines[index + 1 : index + 3]
+        if self.partial is not None:
+            # joined pieces left empty lines
+            following = [line for line in self.lines[index + 1 : index + 200] if line][:2]
+        return tuple(line[:FOLLOW_LINE] for line in following)
 
     def _line(self, index: int, raw: bytes, kind: Kind) -> None:
         """Read a line now, or hold it back when enough of its kind were read."""
@@ -950,7 +989,7 @@ class _LogReader:
         number = self.number + index
         if kind.oom:
             self.ooms.seen += 1
-            before = self.lines[max(index - ABOVE, 0) : index]
+            before = [line for line in self.lines[max(index - 2 * ABOVE, 0) : index] if line][-ABOVE:]
             if len(before) < ABOVE:
                 before = (self.above + before)[-ABOVE:]
             held = (number, raw[:MAX_LINE], follow, tuple(line[:ABOVE_LINE] for line in before))
@@ -993,7 +1032,8 @@ class _LogReader:
             for template, event, fields in found:
                 made.append((template, event))
                 self.bag.add(LogEvent(template, event, fields, number, line.time, line.rank, line.pid, line.repeat))
-            if (kind.oom or kind.broken) and any(literal in text for literal in OOM_LITERALS):
+            quoted = any(event in USERS_TEXT for _, event, _ in found)
+            if (kind.oom or kind.broken) and not quoted and any(literal in text for literal in OOM_LITERALS):
                 if frames is None:
                     frames = self._frames(above, line)
                 message = "\n".join([text, *(self._follow(follow) if index == len(lines) - 1 else ())])
@@ -1086,13 +1126,34 @@ _CRI_PARTIAL = re.compile(rb"\S{20,40} (?:stdout|stderr) P ")
 _CRI_ANY = re.compile(rb"\S{20,40} (?:stdout|stderr) [FP] ")
 
 
-def _partial_rule(lines: Sequence[bytes]) -> Callable[[bytes], bytes | None] | None:
-    """For logs of runtimes that split long lines: a function giving what a following piece adds, None where it is no piece."""
-    first = next((line for line in lines[:40] if line.strip()), b"")
-    if first.startswith(b'{"log":"'):
-        return _docker_rest
-    if _CRI_ANY.match(first):
-        return _cri_rest
+_Rule = Callable[[bytes], bytes | None]
+"""What a line of a runtime that splits long lines adds to the one before; None where it is no such line."""
+
+
+def _partial_rule(lines: Sequence[bytes]) -> _Rule | None:
+    """The rule of the runtime that wrote these lines, None when none that splits lines did."""
+    for line in lines[:40]:
+        if line.startswith(b'{"log":"'):
+            return _docker_rest
+        if _CRI_ANY.match(line):
+            return _cri_rest
+        if _BYTE_ARRAY.search(line):
+            return _no_rest
+    return None
+
+
+# journald prints a message with colours or non-ASCII letters as the numbers of its bytes
+_BYTE_ARRAY = re.compile(rb'"MESSAGE" ?: ?\[([\d, ]{1,400000})\]')
+
+
+def _spelled_out(match: re.Match[bytes]) -> bytes:
+    numbers = [int(n) for n in match.group(1).split(b",") if n.strip()]
+    if any(n > 255 for n in numbers):
+        return match.group()
+    return b'"MESSAGE":' + json.dumps(bytes(numbers).decode("utf-8", "replace"), ensure_ascii=False).encode()
+
+
+def _no_rest(line: bytes) -> bytes | None:
     return None
 
 
@@ -1108,19 +1169,26 @@ def _docker_rest(line: bytes) -> bytes | None:
     return line[8:end] if end > 0 else line[8:]
 
 
-def _goes_on(line: bytes, rule: Callable[[bytes], bytes | None]) -> bool:
+def _goes_on(line: bytes, rule: _Rule) -> bool:
+    if rule is _no_rest:
+        return False
     if rule is _cri_rest:
         return _CRI_PARTIAL.match(line) is not None
     end = line.rfind(b'","stream":')
     return line.startswith(b'{"log":"') and end > 0 and line[end - 2 : end] != b"\\n"
 
 
-def _join_partials(lines: list[bytes], rule: Callable[[bytes], bytes | None], more: bool) -> bytes:
+def _join_partials(lines: list[bytes], rule: _Rule, more: bool) -> bytes:
     """Put pieces of split lines together in place (a joined piece leaves an empty line, so that numbers stay).
 
     Returns the pieces that end the block when their rest is still to come; they are taken out of ``lines``.
     """
     back = b""
+    if rule is _no_rest:
+        for index, line in enumerate(lines):
+            if b"[" in line:
+                lines[index] = _BYTE_ARRAY.sub(_spelled_out, line)
+        return back
     if more:
         tail = len(lines)
         while tail and _goes_on(lines[tail - 1], rule):
@@ -1148,7 +1216,7 @@ def _join_partials(lines: list[bytes], rule: Callable[[bytes], bytes | None], mo
     return back
 
 
-def _with_rest(whole: bytes, rest: bytes, rule: Callable[[bytes], bytes | None]) -> bytes:
+def _with_rest(whole: bytes, rest: bytes, rule: _Rule) -> bytes:
     if rule is _cri_rest:
         return whole.rstrip(b"\r") + rest
     end = whole.rfind(b'","stream":')

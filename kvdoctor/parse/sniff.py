@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable
 
-from kvdoctor.parse.serverlog import GENERIC, OOM_LITERALS, decode, detect_encoding
+from kvdoctor.parse.serverlog import GENERIC, OOM_LITERALS, decode, detect_encoding, plain
 
 HEAD = 65_536
 
@@ -63,6 +63,8 @@ def sniff(head: bytes, log_markers: Iterable[str] = ()) -> str:
         if encoding != "utf-8"
         else decode(head[:HEAD]).lstrip("\ufeff")
     )
+    if "\x1b" in text:
+        text = plain(text)
     stripped = text.lstrip()
     if _HTML.match(text):
         return "html"

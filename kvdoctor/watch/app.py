@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from typing import ClassVar
 
 from rich.segment import Segment
 from rich.style import Style
@@ -94,7 +95,7 @@ class Sheet(ModalScreen[None]):
     Sheet VerticalScroll { width: 100%; height: 100%; padding: 0 1; }
     Sheet Static { height: auto; }
     """
-    BINDINGS = [
+    BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,enter,h,question_mark,u", "dismiss_sheet", "back"),
         Binding("up,k", "scroll(-1)", show=False),
         Binding("down,j", "scroll(1)", show=False),
@@ -129,8 +130,8 @@ class WatchApp(App[None]):
 
     CSS = "Screen { background: ansi_default; color: ansi_default; }"
     ENABLE_COMMAND_PALETTE = False
-    BINDINGS: list[BindingType] = [
-        Binding("q,ctrl+c,ctrl+q", "end", "quit", priority=False),
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q,ctrl+q", "end", "quit"),
         Binding("ctrl+c", "end", show=False, priority=True),
         Binding("h,question_mark", "help", "help"),
         Binding("enter", "open", "evidence"),
@@ -172,6 +173,7 @@ class WatchApp(App[None]):
         self._worker: threading.Thread | None = None
         self._held: Frame | None = None
         self.frame: Frame | None = None
+        self.last: Frame | None = None
         self.ui = Ui(source=source, plain=plain, keys=keys)
         self.failure: BaseException | None = None
 
@@ -208,6 +210,7 @@ class WatchApp(App[None]):
             self._on_loop(self._ended)
 
     def _show(self, frame: Frame) -> None:
+        self.last = frame
         if self._also is not None:
             self._also(frame)
         self._on_loop(lambda: self._take(frame))

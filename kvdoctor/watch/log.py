@@ -32,14 +32,6 @@ class LogWindow:
             self._size += len(data)
             self._member = None
 
-    def forget(self) -> None:
-        """The log started anew: what was before does not belong to it."""
-        self._head.clear()
-        self._recent.clear()
-        self._size = 0
-        self._gap = False
-        self._member = None
-
     def slide(self, oldest: float) -> None:
         """Let go of what came before ``oldest`` and of more than ``TAIL``; the head of the run keeps its part."""
         while self._recent:

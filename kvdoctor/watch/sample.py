@@ -15,7 +15,7 @@ JUMP_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A metrics page of ``server`` (the same word for every page of one server)."""
+    """A page of ``server`` (the same word for every page of one server): metrics, or what else it tells at each sample."""
 
     server: str
     member: Member
@@ -23,18 +23,17 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class LogBytes:
-    """What a log gained since the sample before. ``fresh``: the log was truncated or is a new file."""
+    """What a log gained since the sample before, in whole lines."""
 
     origin: str
     data: bytes
-    fresh: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     """Everything read at ``time`` (epoch seconds).
 
-    ``others`` are members that are not metrics pages nor logs (GPU readings, static pages, host files); one replaces the
+    ``others`` are members that are neither such pages nor logs (GPU readings, static pages, host files); one replaces the
     earlier one of the same name. ``missing`` is what failed in this sample, ``warnings`` what is to be told once. ``jumped``:
     the clock was set since the sample before, so times before and after do not fit.
     """

@@ -7,6 +7,7 @@ first preemption, a pool that crosses a watermark, a restart, a server that fall
 
 from __future__ import annotations
 
+import threading
 import zlib
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -32,6 +33,7 @@ AT_ONCE_GAP_S = 2.0
 CALM_S = 15.0
 WATCH_AT, BAD_AT = 0.85, 0.95
 EVENTS = 200
+METRICS = "exposition"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,8 @@ class Watcher:
         self._servers: dict[str, Server] = {}
         self._engines: dict[str, str] = {}
         self._sources: dict[str, str] = {}
-        self._kept: dict[str, deque[tuple[float, Member]]] = {}
+        self._kept: dict[tuple[str, str], deque[tuple[float, Member]]] = {}
+        self._lock = threading.Lock()
         self._first: dict[str, float] = {}
         self._others: dict[str, Member] = {}
         self._logs: dict[str, LogWindow] = {}
@@ -123,6 +126,10 @@ class Watcher:
 
     def feed(self, sample: Sample) -> Frame:
         """Take a sample in."""
+        with self._lock:
+            return self._feed(sample)
+
+    def _feed(self, sample: Sample) -> Frame:
         now = self._now = sample.time
         if sample.jumped:
             self._forget_times(sample.jumped)
@@ -131,14 +138,9 @@ class Watcher:
         for member in sample.others:
             self._others[member.name] = _packed(member)
         for piece in sample.logs:
-            log = self._logs.get(piece.origin)
-            if log is None:
-                number = len(self._logs) + 1
-                log = self._logs[piece.origin] = LogWindow(piece.origin, f"logs/{number}.log")
-            if piece.fresh:
-                log.forget()
-                self._say(f"{piece.origin} started anew: reading it from its beginning")
-            log.add(now, piece.data)
+            if piece.origin not in self._logs:
+                self._logs[piece.origin] = LogWindow(piece.origin, f"logs/{len(self._logs) + 1}.log")
+            self._logs[piece.origin].add(now, piece.data)
         self._missing = sample.missing
         due = False
         for page in sample.pages:
@@ -153,10 +155,11 @@ class Watcher:
 
     def finish(self) -> Frame | None:
         """Judge what came since the last diagnosis; None when nothing did."""
-        if self._judged == self._now:
-            return None
-        self._judge()
-        return self._frame(True)
+        with self._lock:
+            if self._judged == self._now:
+                return None
+            self._judge()
+            return self._frame(True)
 
     def _frame(self, renewed: bool) -> Frame:
         return Frame(
@@ -172,7 +175,12 @@ class Watcher:
             gone = self._now - server.silent_since
             self._say(f"{server.name} answers again after {gone:.0f} s", changed=True)
             server.silent_since = None
-        kept = self._kept.setdefault(page.server, deque())
+        kind = page.member.kind or METRICS
+        kept = self._kept.setdefault((page.server, kind), deque())
+        if kind != METRICS:
+            # pages that tell what happened since they were read last: none may be left out
+            kept.append((self._now, _packed(page.member)))
+            return True
         engine = self._engines.get(page.server)
         if engine is not None:
             glance = self._sliding.glance(page.member, engine)
@@ -183,7 +191,9 @@ class Watcher:
                 self._say(
                     f"{server.name} was restarted: figures start anew, none spans the restart", True, changed=True
                 )
-                kept.clear()
+                for (name, _), old in self._kept.items():
+                    if name == page.server:
+                        old.clear()
                 self._first.pop(page.server, None)
         if kept and self._now - kept[-1][0] < self._wait(page.server) - 0.05:
             return False
@@ -268,7 +278,9 @@ class Watcher:
 
     def _meet(self) -> None:
         """Servers whose engine is known now, or is another one than before (a port used again)."""
-        for name, kept in self._kept.items():
+        for (name, kind), kept in self._kept.items():
+            if kind != METRICS:
+                continue
             engine = self._sliding.engine_of(kept[-1][1]) if kept else None
             old = self._engines.get(name)
             if kept:
@@ -333,18 +345,14 @@ class Watcher:
         rows = tuple(row for server in self._servers.values() for row in server.rows)
         if self._report is None:
             return rows
-        if not rows and not self._servers:
-            return tuple(row for t in self._report.targets if t.name != "group" for row in _rows_of(t, self._now))
-        return tuple(replace(row, headroom=self._headroom(row)) for row in rows)
-
-    def target_of(self, row: Row) -> TargetReport | None:
-        """The target of the last report that a row belongs to."""
-        origin = self._sources.get(row.server)
-        targets = () if self._report is None else [t for t in self._report.targets if t.name != "group"]
-        for target in targets:
-            if target.name == row.server or any(s.origin == origin for s in target.sources if s.kind == "metrics"):
-                return target
-        return None
+        seen = {self._sources[name] for name in self._engines if name in self._sources}
+        told = [
+            row
+            for t in self._report.targets
+            if t.name != "group" and not any(s.origin in seen for s in t.sources)
+            for row in _rows_of(t, self._now)
+        ]
+        return (*(replace(row, headroom=self._headroom(row)) for row in rows), *told)
 
     def _headroom(self, row: Row) -> float | None:
         """Average requests that still fit at the usage of now."""
@@ -372,7 +380,8 @@ class Watcher:
 
     def past(self) -> Snapshot:
         """The last minutes, for a capture: as :meth:`window`, with pages of at least ``KEEP_S`` seconds."""
-        return self._snapshot(max(self._window_s, KEEP_S))
+        with self._lock:
+            return self._snapshot(max(self._window_s, KEEP_S))
 
     def _snapshot(self, span_s: float) -> Snapshot:
         oldest = self._now - span_s - 0.5
