@@ -148,7 +148,7 @@ WRAPPERS: dict[str, Wrapper] = {
     "utf-16-be-mark": _encoded("utf-16-be", b"\xfe\xff"),
     "utf-16-le": _encoded("utf-16-le"),
     "utf-16-be": _encoded("utf-16-be"),
-    "latin-1": lambda text, year: b"caf\xe9 na\xefve\n" + text.encode("latin-1", "replace"),
+    "latin-1-line": lambda text, year: b"caf\xe9 na\xefve\n" + text.encode(),
     "journald-compose": _after(_journal, _compose),
     "docker-cri": _after(lambda line, moment: _docker(line + "\n", moment), _cri),
     "kubectl-colours": _after(_kubectl, _colours),

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from kvdoctor.cli import capture as capture_command
 from kvdoctor.cli import check as check_command
 from kvdoctor.cli import diagnose as diagnose_command
 from kvdoctor.cli import diff as diff_command
@@ -40,6 +41,7 @@ def _main(
 
 
 app.command("diagnose")(diagnose_command.diagnose)
+app.command("capture")(capture_command.capture)
 app.command("check")(check_command.check)
 app.command("diff")(diff_command.diff)
 app.add_typer(rules_command.app, name="rules")

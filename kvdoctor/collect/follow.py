@@ -244,7 +244,10 @@ def open_growing(spec: str, *, stdin_fd: int = 0) -> _Log:
     kind, _, name = spec.partition(":")
     if kind == "journal":
         return GrowingCommand(spec, Journal(name))
-    return GrowingCommand(spec, Docker(name) if kind == "docker" else Pod(*name.split("/")))
+    if kind == "docker":
+        return GrowingCommand(spec, Docker(name))
+    namespace, pod, *container = name.split("/")
+    return GrowingCommand(spec, Pod(namespace, pod, container[0] if container else None))
 
 
 class GrowingFile:

@@ -483,9 +483,10 @@ _TEXT_FIELDS = frozenset(
 
 
 # Counters, ports, times and hexadecimal ids are what differs between the lines of one statement in a program: without
-# digits, and with the letters of hexadecimal digits made one, such lines have the same bytes.
+# digits, and with the letters of hexadecimal digits made one, such lines have the same bytes. Backslashes go too: inside
+# JSON every quote has one.
 _SAME_LETTER = bytes.maketrans(b"bcdef", b"aaaaa")
-_DIGITS = b"0123456789"
+_DIGITS = b"0123456789\\"
 
 
 def line_shape(raw: bytes) -> bytes:
@@ -575,6 +576,11 @@ class Matcher:
         if len(found) > 1 and any(event in USERS_TEXT for _, event, _ in found):
             return [item for item in found if item[1] in USERS_TEXT]
         return found
+
+
+def _in_json(literal: bytes) -> tuple[bytes, bytes]:
+    """The literal inside a JSON string, and inside a JSON string in a JSON string."""
+    return literal.replace(b'"', b'\\"'), literal.replace(b'"', b'\\\\\\"')
 
 
 USERS_TEXT = frozenset({"request_in", "request_out"})
@@ -1023,12 +1029,15 @@ class _LogReader:
             found = self.matcher.match(line.text, kind.candidates)
             text = line.text
             if index == len(lines) - 1 and follow and (not found or any(event == "stats" for _, event, _ in found)):
-                joined = self._joined(line.text, follow[0])
-                again = self.matcher.match(joined) if joined else []
+                rest = self._rest(follow[0])
+                again = self.matcher.match(line.text + rest) if rest else []
+                if again and not found:
+                    alone = self.matcher.match(rest)
+                    again = [item for item in again if item not in alone]
                 if _says_more(again, found):
                     found = again
-                if not found and joined:
-                    text = joined
+                elif not found:
+                    text = line.text + rest
             for template, event, fields in found:
                 made.append((template, event))
                 self.bag.add(LogEvent(template, event, fields, number, line.time, line.rank, line.pid, line.repeat))
@@ -1041,14 +1050,12 @@ class _LogReader:
                 made.append(("oom", "oom"))
         return made
 
-    def _joined(self, text: str, follow: bytes) -> str | None:
-        """The line with the next one, when that is its other half: a message broken in the middle of a word."""
+    def _rest(self, follow: bytes) -> str:
+        """The next line, when it is the other half of a message broken in the middle of a word; else nothing."""
         if _NEW_MESSAGE_RAW.match(follow):
-            return None
+            return ""
         rest = self._follow((follow,))
-        if not rest or _NEW_MESSAGE.match(rest[0]):
-            return None
-        return text + rest[0]
+        return rest[0] if rest and not _NEW_MESSAGE.match(rest[0]) else ""
 
     def _follow(self, follow: Sequence[bytes]) -> list[str]:
         """Continuation lines without their wrapping."""

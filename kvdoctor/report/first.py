@@ -27,48 +27,54 @@ def headline(page: Page, report: Report) -> None:
     if line:
         page.flow([(line, "dim")])
     page.rule(style)
+    for label_, text in summary(report):
+        page.labelled(label_, text, "bold" if label_ == "First" else "")
+
+
+def summary(report: Report) -> list[tuple[str, str]]:
+    """What stands under the verdict: why, doubts, what to do first; an empty label goes on with the one before."""
+    target, verdict = report.main, report.main.verdict
     if verdict.rule == "undetermined":
-        _undetermined(page, report)
-        return
+        return _undetermined(report)
     if verdict.rule == "healthy":
-        page.labelled("Why", "No rule fired, and none that matters is suspected, in these sources and this window.")
+        out = [("Why", "No rule fired, and none that matters is suspected, in these sources and this window.")]
     else:
-        page.labelled("Why", flow(verdict.cause or verdict.say))
+        out = [("Why", flow(verdict.cause or verdict.say))]
     doubts = blind_spots(target)
     if doubts:
-        page.labelled("Doubt", " ".join(doubts))
+        out.append(("Doubt", " ".join(doubts)))
     if verdict.rule == "healthy":
-        return
+        return out
     if verdict.advice_muted_by is not None:
-        page.labelled(
-            "Do", f"Nothing about its policy: {_name(target, verdict.advice_muted_by)} holds, so it would not pay."
-        )
-        return
+        muter = _name(target, verdict.advice_muted_by)
+        return [*out, ("Do", f"Nothing about its policy: {muter} holds, so it would not pay.")]
     if verdict.cause and verdict.say:
-        page.labelled("Do", flow(verdict.say))
+        out.append(("Do", flow(verdict.say)))
     first = next((a for a in report.plan.levers if not already(a)), None)
     if first is not None:
-        page.labelled("First", turn(first), "bold")
+        out.append(("First", turn(first)))
+    return out
 
 
-def _undetermined(page: Page, report: Report) -> None:
+def _undetermined(report: Report) -> list[tuple[str, str]]:
     target, verdict = report.main, report.main.verdict
+    out: list[tuple[str, str]] = []
     if not report.usable:
-        page.labelled("Why", "None of the sources that were given could be used.")
+        out.append(("Why", "None of the sources that were given could be used."))
     why = "Why" if report.usable else ""
     if not verdict.missing:
-        page.labelled(why, flow(verdict.say) or "Nothing that was read tells enough.")
-        return
+        return [*out, (why, flow(verdict.say) or "Nothing that was read tells enough.")]
     suspected = [clean(v.rule) for v in undecided(target)[0]]
     text = ""
     if suspected:
         text = f"Suspected, not decided: {listed(suspected, 3)}. "
     gaps = [f"{label(gap.fact)} ({flow(gap.reason)})" for gap in verdict.missing]
     shown = "; ".join(gaps[:MOST_GAPS]) + (f"; and {len(gaps) - MOST_GAPS} more" if len(gaps) > MOST_GAPS else "")
-    page.labelled(why, f"{text}Not known: {shown}.")
+    out.append((why, f"{text}Not known: {shown}."))
     for number, need in enumerate(needs([verdict])[:MOST_GAPS]):
         gives = listed(map(label, need.facts), 3)
-        page.labelled("" if number else "Need", f"{sentence(need.hint)[:-1]} (tells {gives}).")
+        out.append(("" if number else "Need", f"{sentence(need.hint)[:-1]} (tells {gives})."))
+    return out
 
 
 def _name(target: TargetReport, rule: str) -> str:
@@ -99,6 +105,12 @@ def target_list(page: Page, report: Report, verbose: bool) -> None:
 
 def target_line(page: Page, target: TargetReport) -> None:
     """Engine, version, model, devices and window of the target described."""
+    page.blank()
+    page.labelled("Target", "; ".join([*target_parts(target), window_words(target.window)]))
+
+
+def target_parts(target: TargetReport) -> list[str]:
+    """Engine with version, model, devices."""
     if target.name == "group":
         parts = ["the group of targets"]
     elif target.engine is None:
@@ -113,11 +125,11 @@ def target_line(page: Page, target: TargetReport) -> None:
         parts.append(f"model {clean(target.model)}" if target.model else "model not known")
     if target.gpus:
         parts.append(listed(map(clean, target.gpus), 3))
-    page.blank()
-    page.labelled("Target", "; ".join([*parts, _window(target.window)]))
+    return parts
 
 
-def _window(window: Window) -> str:
+def window_words(window: Window) -> str:
+    """Length, scrapes and times of a window."""
     parts = []
     if window.seconds is not None:
         parts.append(value(window.seconds, "s"))

@@ -63,21 +63,19 @@ def undecided_rules(page: Page, target: TargetReport, verbose: bool) -> None:
             page.flow([(f"to decide {rules}: ", "dim"), (sentence(need.hint), "")], 4, 6)
 
 
-def _understood(source: SourceNote) -> bool:
+def understood(source: SourceNote) -> bool:
     """Was all of it read?"""
     if source.bad_lines or "unknown engine" in source.status:
         return False
     return source.lines is not None or source.status == "ok"
 
 
-def sources(page: Page, notes: Sequence[SourceNote], verbose: bool) -> None:
-    """What was read, alike sources in one line; what was not understood, one by one."""
-    if not notes:
-        return
-    page.heading("Sources")
+def source_lines(notes: Sequence[SourceNote], verbose: bool) -> list[tuple[bool, str]]:
+    """(all of it was read, what was read): alike sources in one line, then what was not understood, one by one."""
+    out: list[tuple[bool, str]] = []
     groups: dict[tuple[str, str], list[SourceNote]] = {}
     for source in notes:
-        if _understood(source):
+        if understood(source):
             groups.setdefault((source.kind, source.status), []).append(source)
     for (kind, status), members in groups.items():
         names = [clean(member.origin) for member in members]
@@ -90,15 +88,21 @@ def sources(page: Page, notes: Sequence[SourceNote], verbose: bool) -> None:
         said = [] if status == "ok" else [flow(status)]
         if counted:
             said.insert(0, f"{value(float(sum(counted)), 'count')} line{'s' if sum(counted) != 1 else ''}")
-        page.flow([(f"{count}{clean(kind)}: {which}" + (f" ({'; '.join(said)})" if said else ""), "")], 2, 4)
+        out.append((True, f"{count}{clean(kind)}: {which}" + (f" ({'; '.join(said)})" if said else "")))
     for source in notes:
-        if not _understood(source):
+        if not understood(source):
             bad = f", {source.bad_lines} of {source.lines} lines not read" if source.bad_lines else ""
-            page.flow(
-                [("! ", "yellow"), (f"{clean(source.kind)}: {clean(source.origin)}: {flow(source.status)}{bad}", "")],
-                2,
-                4,
-            )
+            out.append((False, f"{clean(source.kind)}: {clean(source.origin)}: {flow(source.status)}{bad}"))
+    return out
+
+
+def sources(page: Page, notes: Sequence[SourceNote], verbose: bool) -> None:
+    """What was read, and what of it was not understood."""
+    if not notes:
+        return
+    page.heading("Sources")
+    for whole, line in source_lines(notes, verbose):
+        page.flow([(line, "")] if whole else [("! ", "yellow"), (line, "")], 2, 4)
 
 
 def silent_rules(page: Page, target: TargetReport) -> None:

@@ -46,7 +46,7 @@ def actions(page: Page, report: Report, verbose: bool) -> None:
     """Levers in the order to turn them, how to verify it, and the watermarks."""
     # what is set already is a check, not a step
     levers = sorted(report.plan.levers, key=already)
-    marks = _watermarks(report, verbose)
+    marks = watermarks(report, verbose)
     if not levers and not marks:
         return
     page.heading("What to turn", "in this order, one at a time" if len(levers) > 1 else "")
@@ -85,7 +85,7 @@ def actions(page: Page, report: Report, verbose: bool) -> None:
         page.flow([(f"{title:<8}", "bold"), (text, "")], 2, 10)
 
 
-def _watermarks(report: Report, verbose: bool) -> list[tuple[str, str]]:
+def watermarks(report: Report, verbose: bool) -> list[tuple[str, str]]:
     """The alert pair and the share to keep free, where the findings are about pressure on the pool."""
     plan = report.plan
     pressure = any(verdict.misdiagnosis in _PRESSURE for verdict in report.main.findings)

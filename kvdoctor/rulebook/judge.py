@@ -370,6 +370,7 @@ def choose(verdicts: Sequence[Verdict], facts: FactSet) -> Verdict:
         v for v in verdicts if v.state == "suspected" and v.muted_by is None and SEVERITIES.index(v.severity) <= grave
     ]
     looked, gaps = _health(facts)
+    gaps.extend(_too_few(facts))
     if not doubts and not gaps:
         general = [v for v in fired if v.id in GENERAL_VERDICTS]
         return min(general, key=_rank) if general else _healthy(looked)
@@ -390,6 +391,20 @@ def _health(facts: FactSet) -> tuple[list[tuple[str, Known]], list[Missing]]:
         if isinstance(fact, Unknown):
             gaps.append(Missing(name, fact.reason, fact.hint))
     return looked, gaps
+
+
+def _too_few(facts: FactSet) -> list[Missing]:
+    """Preemptions were seen, yet too few for any rule or boundary to judge them: that is not health."""
+    count = facts["preempt.count"]
+    if isinstance(count, Known) and count.span != "L" and not isinstance(count.lo, str) and count.lo > 0:
+        return [
+            Missing(
+                "preempt.count",
+                f"{number(count.lo)} preempted in this window, too few to tell a storm from a well-used pool",
+                "look longer (--window 60), or give more scrapes",
+            )
+        ]
+    return []
 
 
 def _healthy(looked: Sequence[tuple[str, Known]]) -> Verdict:

@@ -172,16 +172,14 @@ def clock(t: float) -> str:
 
 
 def _title(frame: Frame, ui: Ui) -> Line:
-    line: Line = [(f"kvdoctor watch {clean(ui.source)} ", "bold"), (f" {clock(frame.time)}", "dim")]
-    if frame.time >= 1e8:
-        line.append((" UTC", "dim"))
+    line: Line = [("kvdoctor watch ", "bold"), (clock(frame.time) + (" UTC " if frame.time >= 1e8 else " "), "dim")]
     if ui.paused:
-        line += [("  ", ""), badge("PAUSED, p goes on", "watch")]
+        line += [badge("PAUSED, p goes on", "watch"), (" ", "")]
     if ui.ended:
-        line += [("  ", ""), badge("ENDED", "unknown")]
+        line += [badge("ENDED", "unknown"), (" ", "")]
     for name, since in frame.lost[:2]:
-        line += [("  ", ""), badge(f"LOST {clean(name)} since {clock(since)}", "bad")]
-    return line
+        line += [badge(f"LOST {clean(name)} since {clock(since)}", "bad"), (" ", "")]
+    return [*line, (clean(ui.source), "dim")]
 
 
 def _verdict(frame: Frame, width: int) -> list[Line]:

@@ -354,16 +354,19 @@ class Watcher:
         ]
         return (*(replace(row, headroom=self._headroom(row)) for row in rows), *told)
 
+    def target_of(self, row: Row) -> TargetReport | None:
+        """The target of the last report that a row belongs to."""
+        report, origin = self._report, self._sources.get(row.server)
+        targets = [] if report is None else [t for t in report.targets if t.name != "group"]
+        for target in targets:
+            if target.name == row.server or any(s.origin == origin and s.kind == "metrics" for s in target.sources):
+                return target
+        return None
+
     def _headroom(self, row: Row) -> float | None:
         """Average requests that still fit at the usage of now."""
-        kept = self._kept.get(row.server)
-        if row.usage is None or self._report is None or not kept:
-            return None
-        origin = kept[-1][1].origin
-        target = next(
-            (t for t in self._report.targets if t.name != "group" and any(s.origin == origin for s in t.sources)), None
-        )
-        if target is None:
+        target = self.target_of(row)
+        if row.usage is None or target is None:
             return None
         facts = target.ranks.get(row.rank, target.facts)
         pool = facts.get("kv.pool_tokens", target.facts.get("kv.pool_tokens"))
