@@ -61,6 +61,10 @@ class Reader:
         self._parts = parts
         return _Assembly(snapshot, list(parts.values())).finish()
 
+    def kind_of(self, member: Member) -> str:
+        """The kind of a member, which need not be of the last snapshot."""
+        return recognise.kind_of(member.head(sniff.HEAD), member.kind, forced=self._forced is not None)
+
     def engine_of(self, member: Member) -> str | None:
         """Name of the engine whose metrics page ``member`` of the last snapshot is; None for anything else."""
         part = self._parts.get(member)

@@ -1,12 +1,13 @@
-"""One page store: what a verdict, fact, lever, flag, metric or log line means. ``kvdoctor explain`` prints it."""
+"""One page store: what a verdict, fact, lever, flag, metric or log line means. ``kvdoctor explain`` prints it, ``docs/`` holds it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from kvdoctor.engines.base import ROLES, Engine, engines
 from kvdoctor.facts import FACTS, LEVELS, LEVERS, SPANS, suggest
-from kvdoctor.report.rulepage import page
+from kvdoctor.report.rulepage import index, page
 from kvdoctor.rulebook.rule import Rule
 
 
@@ -159,3 +160,83 @@ def _log_line(text: str) -> str | None:
                 if note:
                     out.append(f"    note: {note}")
     return "\n".join(out) + "\n" if out else None
+
+
+# ---------------------------------------------------------------------------------------------- docs
+
+
+def documents(rules: Sequence[Rule]) -> dict[str, str]:
+    """The generated pages of ``docs/``: path inside it -> Markdown."""
+    out = {f"rules/{rule.id}-{rule.name}.md": page(rule) for rule in sorted(rules, key=lambda r: r.id)}
+    return {"flags.md": flags(), "rules/README.md": index(list(rules)), **out}
+
+
+def write_docs(folder: Path, rules: Sequence[Rule]) -> list[Path]:
+    """Write the generated pages into ``folder``; pages of rules that are gone are removed. Returns what changed."""
+    changed: list[Path] = []
+    wanted = documents(rules)
+    (folder / "rules").mkdir(parents=True, exist_ok=True)
+    for name, text in wanted.items():
+        path = folder / name
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+            changed.append(path)
+    for path in sorted((folder / "rules").glob("*.md")):
+        if f"rules/{path.name}" not in wanted:
+            path.unlink()
+            changed.append(path)
+    return changed
+
+
+def flags() -> str:
+    """What can be turned in each engine, and what each engine does not tell."""
+    out = [
+        "# Flags per engine",
+        "",
+        "What kvdoctor may advise you to turn, in the words of each engine. Generated from the engine tables (`make docs`);",
+        "do not edit by hand. A report names only flags that the version it sees has. In the terminal:",
+        "`kvdoctor explain NAME`, where NAME is a flag without its dashes (`max-num-seqs`) or the name of a setting",
+        "(`sched.max_running`).",
+        "",
+        "\"Next limit\" is the one you will meet after turning it far enough. \"Not told\" lists what an engine keeps to itself",
+        "and how to get it all the same.",
+        "",
+    ]  # fmt: skip
+    known = [engine for engine in engines().values() if engine.levers]
+    out += [f"- [{engine.title}](#{_anchor(engine.title)})" for engine in known]
+    for engine in known:
+        out += ["", f"## {engine.title}", ""]
+        out += ["| turns | flag | versions | default | effect | cost | next limit |", "| --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+        for entry in (one for one in engine.levers if one.flag is not None):
+            row = (
+                f"{LEVERS[entry.lever]} (`{entry.lever}`)",
+                f"`{entry.flag}`",
+                _versions(entry.since, entry.until).strip() or "all",
+                entry.default or "",
+                entry.effect,
+                entry.cost,
+                entry.next_limit,
+            )
+            out.append(f"| {' | '.join(_cell(text) for text in row)} |")
+        bare = [one for one in engine.levers if one.flag is None]
+        if bare:
+            out += ["", "Without a flag:", "", "| turns | versions | instead |", "| --- | --- | --- |"]
+        for entry in bare:
+            turns = f"{LEVERS[entry.lever]} (`{entry.lever}`)"
+            out.append(f"| {_cell(turns)} | {_versions(entry.since, entry.until).strip() or 'all'} | {_cell(entry.instead)} |")  # fmt: skip
+        if engine.gaps:
+            out += ["", "Not told:", "", "| fact | versions | why | how to get it |", "| --- | --- | --- | --- |"]
+            out += [
+                f"| `{gap.fact}` | {_versions(gap.since, gap.until).strip() or 'all'} | {_cell(gap.reason)} | {_cell(gap.hint)} |"
+                for gap in engine.gaps
+            ]
+    return "\n".join(out) + "\n"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
+
+
+def _anchor(title: str) -> str:
+    """The anchor a Markdown heading gets."""
+    return "".join(c if c.isalnum() else "-" if c in " -" else "" for c in title.lower())

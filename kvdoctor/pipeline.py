@@ -75,6 +75,10 @@ class Sliding:
         """Runs of servers in the log ``origin`` of the last window, in the order of their lines."""
         return tuple(sorted((r for r in self._runs if r.origin == origin), key=lambda r: r.first_line))
 
+    def kind_of(self, member: Member) -> str:
+        """What a member holds, by what it says of itself, else by its first bytes."""
+        return self._reader.kind_of(member)
+
     def engine_of(self, page: Member) -> str | None:
         """Name of the engine whose metrics page ``page`` of the last window is; None for anything else."""
         return self._reader.engine_of(page)

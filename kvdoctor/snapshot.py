@@ -245,6 +245,8 @@ def _read_folder(path: Path) -> Snapshot:
     missing: list[Missing] = []
     files = _walk(path, warnings, missing)
     members = [m for name, file in files if (m := _readable(file, name, missing)) is not None]
+    if not members and not missing:
+        missing.append(Missing("folder", str(path), "holds no file that could be read", "give the folder with the server's files"))
     return _with_manifest(Snapshot(tuple(members), tuple(missing), {}, None, str(path), tuple(warnings)))
 
 

@@ -27,6 +27,11 @@ VERSIONS = (
     ("llamacpp", "b5000"),
 )
 
+PROVEN = tuple(
+    pair for pair in VERSIONS if pair not in (("vllm", None), ("vllm", "0.9.2"), ("sglang", None), ("sglang", "0.5.6"))
+)
+"""Those whose unit test is run: it takes seconds each."""
+
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None,
     reason="promtool is not installed (Debian: apt-get install --no-install-recommends prometheus)",

@@ -60,7 +60,7 @@ def test_entries_name_facts_of_the_vocabulary(name: str) -> None:
 
 def test_a_fact_whose_series_is_missing_says_why() -> None:
     assert "log lines" in why_missing(engines()["vllm"], "0.32.0", "oom.count")
-    assert "NVML" in why_missing(engines()["vllm"], "0.32.0", "mem.used")
+    assert "NVML" in why_missing(engines()["vllm"], "0.32.0", "gpu.util")
     assert "since May 2025" in why_missing(engines()["llamacpp"], None, "kv.usage_max")
 
 

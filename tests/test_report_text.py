@@ -135,7 +135,7 @@ def test_nothing_known_names_what_is_missing_and_how_to_get_it() -> None:
     assert "Need    Take a second scrape (tells preemptions)." in screen
     assert "HEALTHY" not in screen
     unusable = "\n".join(lines_of(report(target(main=said), usable=False))[:12])
-    assert "None of the sources that were given could be used." in unusable
+    assert "None of the sources that were looked at could be used." in unusable
 
 
 def test_evidence_shows_bounds_and_how() -> None:

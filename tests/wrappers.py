@@ -30,7 +30,7 @@ def moments(text: str, year: int) -> Iterator[tuple[str, datetime]]:
 
 
 def _nano(moment: datetime) -> str:
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.%f") + "789Z"
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.%f") + "000Z"
 
 
 def _each(make: Callable[[str, datetime], str]) -> Wrapper:

@@ -34,7 +34,7 @@ def diagnose(
     timeout: Annotated[float, typer.Option("--timeout", help="Seconds one request may take.", min=0.1, max=120)] = 5.0,
     save: Annotated[Path | None, typer.Option("--save", help="Keep what was read as a snapshot (.tar.gz).")] = None,
     engine: Annotated[str | None, typer.Option("--engine", help="Overrule detection of the engine.")] = None,
-    format: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
+    format: Annotated[str, typer.Option("--format", help="text, json or html.")] = "text",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the report to a file.")] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="List also the rules that are clear or do not apply.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,8 @@ def take(
 
     wanted = request(url, log, window, header, timeout, engine)
     progress = _Progress()
+    # a polite end of the process ends the window early, as Ctrl-C does: what was gathered is judged
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         snapshot = gather.take(wanted, progress.step, on_first=progress.first if progress.shown else None)
     except SpecError as error:
@@ -61,7 +64,8 @@ def request(
             table = engines().get(found.engine)
             if not found.server or (known is not None and table is not known):
                 continue
-            servers += [ServerAsk(u, _asks(table) if table else ()) for u in found.urls]
+            # the first address is the front door; the others are sockets between the engine's own processes
+            servers += [ServerAsk(u, _asks(table) if table else ()) for u in found.urls[:1]]
             if not log and found.log.spec is not None:
                 logs.append(found.log.spec)
     return LiveRequest(

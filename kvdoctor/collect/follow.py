@@ -115,7 +115,7 @@ class Follow:
             assert server.busy is not None
             if not server.busy.done():
                 missing.append(
-                    Missing("exposition", server.source.origin, f"no answer within {wait_s:.1f} s yet",
+                    Missing("metrics", server.source.origin, f"no answer within {wait_s:.1f} s yet",
                             "the server is stuck or overloaded, or the network is slow")
                 )  # fmt: skip
                 continue

@@ -53,6 +53,7 @@ class Rank:
             limits=scenario.limits,
             rng=random.Random(f"{scenario.name}/{number}/{life}"),
             events=True,
+            clients=None if scenario.clients is None else scenario.clients[number],
         )
         self._requests: list[Request] = []
         self._admitted: dict[int, float] = {}
@@ -95,7 +96,8 @@ class Rank:
         steps: list[Step] = []
         engine, record = self.engine, self.engine.record
         while not self.frozen and engine.now < until_s:
-            while self._next.arrival_s <= engine.now + _AHEAD_S:
+            # an engine without a request to come does not move its clock
+            while self._wanted():
                 engine.submit(self._next)
                 self._requests.append(self._next)
                 self._next = next(self._load)
@@ -131,22 +133,28 @@ class Rank:
             )
         return steps
 
+    def _wanted(self) -> bool:
+        """Whether another request has to be handed in: enough for every client, or for the next seconds."""
+        if self.scenario.clients is not None:
+            return len(self._requests) < self.engine.record.finished + 2 * max(self.scenario.clients)
+        return self.engine.idle or self._next.arrival_s <= self.engine.now + _AHEAD_S
+
     def _count(self, events: list[Event]) -> None:
         record = self.engine.record
         for event in events:
-            request = self._requests[event.request]
+            request, arrival = self._requests[event.request], self.engine.arrivals[event.request]
             if event.kind == "admit":
                 self._admitted[event.request] = event.at_s
-                self.queue.observe(event.at_s - request.arrival_s)
+                self.queue.observe(event.at_s - arrival)
                 self.looked_up += request.prompt_tokens
                 self.found += event.tokens
             elif event.kind == "first_token":
                 self.prompt_tokens += request.prompt_tokens
-                self.ttft.observe(event.at_s - request.arrival_s)
+                self.ttft.observe(event.at_s - arrival)
             elif event.kind == "finish":
                 first = record.first_token_s[event.request]
                 self.finished["length" if request.output_tokens >= request.max_tokens else "stop"] += 1
-                self.e2e.observe(event.at_s - request.arrival_s)
+                self.e2e.observe(event.at_s - arrival)
                 self.prefill.observe(first - self._admitted.pop(event.request))
                 self.decode.observe(event.at_s - first)
                 self.prompt.observe(request.prompt_tokens)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from kvdoctor.policy import Policy
 from kvdoctor.sim import CostModel, Limits, Request
 
-COST = CostModel("demo", 0.002, 0.012, 0.00008, 2e-8, 0.0, 131_072)
-"""An 8B model on a card of the A100 class: 14 ms a step, 80 us a prompt token."""
+COST = CostModel("demo", 0.002, 0.010, 0.00003, 2e-8, 0.0, 131_072)
+"""An 8B model on a card of the H100 class: 12 ms a step, 30 us a prompt token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One story. ``rates``: requests/s of each engine. ``warm_up_s`` is played before the first page is served.
+    """One story. ``rates``: requests/s of each engine; with ``clients`` so many send their next request when the last one
+    has ended. ``warm_up_s`` is played before the first page is served.
 
     ``oom_at_s`` and ``restart_at_s`` count from the end of the warm-up; ``observer`` adds the series of kvdoctor's plug-in,
     ``iterations`` a log line per step.
@@ -45,7 +46,7 @@ class Scenario:
     iterations: bool = False
     oom_at_s: float | None = None
     restart_at_s: float | None = None
-    clients: int | None = None
+    clients: tuple[int, ...] | None = None
     args: Mapping[str, str] = field(default_factory=dict)
     seed: int = 1
     cost: CostModel = COST
@@ -80,49 +81,55 @@ SCENARIOS: Mapping[str, Scenario] = {
         Scenario(
             "near-completion-victims",
             "the oldest request is preempted first, and it is mostly nearly done",
-            (3.6,),
-            (Part(1.0, (300, 900), (400, 900), slack=1.05),),
-            36_000,
+            (1.0,),
+            (Part(1.0, (200, 600), (300, 900), slack=1.05),),
+            16_000,
             policy=Policy(victim_order="oldest"),
             observer=True,
+            clients=(32,),
             args={"scheduler_cls": "demo.OldestFirst"},
         ),
         Scenario(
             "missing-cooldown",
             "a few long requests are preempted again and again while short ones pass",
-            (6.0,),
-            (Part(0.97, (200, 800), (60, 300)), Part(0.03, (3000, 5000), (1500, 2500))),
-            24_000,
+            (1.0,),
+            (Part(0.9, (100, 400), (40, 120)), Part(0.1, (1500, 2500), (300, 600))),
+            12_288,
             policy=Policy(victim_order="largest"),
+            clients=(36,),
             args={"scheduler_cls": "demo.LargestFirst"},
         ),
         Scenario(
             "recompute-overload",
             "a few huge requests lose everything they have computed, over and over",
-            (5.0,),
-            (Part(0.97, (200, 500), (40, 120)), Part(0.03, (12_000, 20_000), (100, 300))),
-            40_000,
-            policy=Policy(victim_order="largest", cooldown_mode="regained"),
+            (1.0,),
+            (Part(0.94, (100, 300), (20, 40)), Part(0.06, (5000, 7000), (100, 200))),
+            16_384,
+            policy=Policy(victim_order="largest", cooldown_mode="seconds"),
             iterations=True,
+            clients=(48,),
             args={"scheduler_cls": "demo.LargestFirst", "enable_logging_iteration_details": "True"},
         ),
         Scenario(
             "policy-not-capacity",
             "prompts are admitted by their first chunk and evict each other: a limit helps more than a second GPU",
-            (0.35,),
-            (Part(1.0, (8000, 30_000), (100, 400)),),
-            66_000,
+            (1.0,),
+            (Part(1.0, (2000, 6000), (30, 90)),),
+            24_576,
             policy=Policy(admission_mode="first_chunk"),
+            limits=Limits(max_batched_tokens=512, prefix_caching=False),
             version="0.18.0",
+            clients=(24,),
         ),
         Scenario(
             "load-imbalance",
             "one of four engines gets nearly all requests",
-            (5.2, 0.4, 0.3, 0.3),
+            (1.0, 1.0, 1.0, 1.0),
             _CHAT,
             24_000,
+            clients=(40, 2, 2, 2),
         ),
-        Scenario("restart", "the server is restarted while it is watched", (4.0,), _CHAT, 131_072, restart_at_s=5.0),
+        Scenario("restart", "the server is restarted while it is watched", (4.0,), _CHAT, 131_072, restart_at_s=2.0),
     )
 }
 """The scenarios by name."""

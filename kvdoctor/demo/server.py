@@ -15,11 +15,11 @@ from .rank import Rank, Step
 from .scenario import Scenario
 
 MODEL = "demo-8b"
-PORT_WORDS = "127.0.0.1"
-_STATS_EVERY_S = 10.0
+HOST = "127.0.0.1"
+_STATS_EVERY_S = 5.0
 _GIB = 2.0**30
 _GPU_TOTAL = 80.0 * _GIB
-_RESTART_S = 3.0
+_RESTART_S = 1.5
 
 
 class Demo:
@@ -322,7 +322,7 @@ class DemoServer:
         self._log_path = log
         if log is not None:
             log.write_text("", encoding="utf-8")
-        self._http = ThreadingHTTPServer((PORT_WORDS, port), _handler(self))
+        self._http = ThreadingHTTPServer((HOST, port), _handler(self))
         self._http.daemon_threads = True
         self._stop = threading.Event()
         # the play of the warm-up took time that does not count

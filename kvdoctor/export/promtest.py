@@ -7,6 +7,7 @@ the scene was made for, and the alerts must follow.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -20,7 +21,9 @@ from kvdoctor.rulebook.expr import TRUE
 from kvdoctor.rulebook.rule import Example
 
 _SERVER: Mapping[str, str] = {"instance": "engine:8000", "job": "llm"}
-_STEP_S = 15
+_STEP_S = 30
+_ROUND_S = 300
+"""Rules are evaluated every five minutes: enough to see ``for`` pass, and quick to run."""
 
 
 def promtest_file(made: AlertSet, rule_file: str, labels: Mapping[str, str]) -> str:
@@ -32,7 +35,7 @@ def promtest_file(made: AlertSet, rule_file: str, labels: Mapping[str, str]) -> 
             if test is not None:
                 tests.append(test)
     tests += [test for scene in SCENES for test in _scene(made, scene, labels)]
-    document: Tree = {"rule_files": [rule_file], "evaluation_interval": "1m", "tests": tests}
+    document: Tree = {"rule_files": [rule_file], "evaluation_interval": as_duration(_ROUND_S), "tests": tests}
     return f"# promtool test rules THIS_FILE: proves the kvdoctor alerts for {made.engine.title}\n{dump(document)}\n"
 
 
@@ -46,16 +49,21 @@ def _example(alert: AlertRule, example: Example, labels: Mapping[str, str]) -> T
     facts = _visible(alert, example.facts)
     if facts is None:
         return None
-    held = int(seconds(alert.duration)) // 60 + 5
+    held = _after(seconds(alert.duration))
     return {
         "name": f"{alert.rule.id}: {example.name}",
         "interval": "1m",
         "input_series": [
-            {"series": f"{use.record}{_labels(_home(alert))}", "values": f"{value:.12g}x{held + 5}"}
+            {"series": f"{use.record}{_labels(_home(alert))}", "values": f"{value:.12g}x{held // 60}"}
             for use, value in _recorded(alert, facts)
         ],
-        "alert_rule_test": [_expect(alert, f"{held}m", fires(alert, facts), labels)],
+        "alert_rule_test": [_expect(alert, as_duration(held), fires(alert, facts), labels)],
     }
+
+
+def _after(length: float) -> int:
+    """The first round in which an alert that began with the first round has held for that long."""
+    return (math.ceil(length / _ROUND_S) + 1) * _ROUND_S
 
 
 def _past_or_starting(example: Example) -> bool:
@@ -319,12 +327,17 @@ SCENES: tuple[Scene, ...] = (
 def _scene(made: AlertSet, scene: Scene, labels: Mapping[str, str]) -> Iterator[Tree]:
     templates = made.templates
     window = int(seconds(templates.window))
-    longest = max((int(seconds(alert.duration)) for alert in made.alerts), default=0)
-    end = 2 * window + longest
-    series = _raw(templates, scene, end // _STEP_S + 2)
+    expected = scene.expected(window)
+    told = [
+        alert
+        for alert in made.alerts
+        if alert.scope == "target" and all(not use.window and use.fact in expected for use in alert.condition.used)
+    ]
+    # the window has to fill before an alert can begin to hold
+    end = _after(max((seconds(alert.duration) for alert in told), default=0) + 2 * window)
+    series = _raw(templates, scene, end // _STEP_S + 1)
     if not series:
         return
-    expected = scene.expected(window)
     test: dict[str, Tree] = {
         "name": scene.name,
         "interval": f"{_STEP_S}s",
@@ -340,11 +353,6 @@ def _scene(made: AlertSet, scene: Scene, labels: Mapping[str, str]) -> Iterator[
         test["promql_expr_test"] = checks
     facts: dict[str, Fact] = {name: measured(value, "w", "scene") for name, value in expected.items()}
     facts |= {name: measured(value, "w", "export") for name, value in templates.constants.items()}
-    told = [
-        alert
-        for alert in made.alerts
-        if alert.scope == "target" and all(not use.window and use.fact in expected for use in alert.condition.used)
-    ]
     if told:
         test["alert_rule_test"] = [_expect(alert, at, fires(alert, facts), labels) for alert in told]
     yield test

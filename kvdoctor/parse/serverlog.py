@@ -170,7 +170,7 @@ KEEP_FIRST = 400
 KEEP_LAST = 1_600
 KEEP_NOISE = 400
 MOST_MISSES = 20_000
-KEEP_OOM = 100
+KEEP_OOM = 60
 ABOVE = 160
 ABOVE_LINE = 2_048
 FOLLOW_LINE = 4_096
@@ -398,7 +398,7 @@ class Unwrapper:
         if first in "tl":
             match = _LOGFMT.match(text)
             # ollama's own lines have this form too; their templates are for the whole line
-            if match and "source=" not in text[:200]:
+            if match and "source=" not in text[: match.start(1)]:
                 self._met("logfmt")
                 when, clock = parse_time(text, self.year)
                 return _ESCAPED.sub(r"\1", match.group(1)), when, clock
@@ -523,9 +523,12 @@ class Matcher:
             if not any(short in shape for short in self.needles):
                 self.needles.append(shape)
         stems = {shape[:end] for shape in shapes for end in range(_SHORTEST_STEM, len(shape))}
+        rests = {shape[start:] for shape in shapes for start in range(1, len(shape) - _SHORTEST_STEM)}
         self._stems = {size: {s for s in stems if len(s) == size} for size in {len(s) for s in stems}}
+        self._rests = {size: {s for s in rests if len(s) == size} for size in {len(s) for s in rests}}
         self._kinds: dict[tuple[tuple[int, ...], bool], Kind] = {}
-        self._half = Kind(tuple(self.compiled), (), False, True)
+        self.first_half = Kind(tuple(self.compiled), (), False, True)
+        self.second_half = Kind((), (), False, True)
         self._settled: list[tuple[bytes, Kind]] = []
 
     def kind(self, shape: bytes) -> Kind | None:
@@ -538,8 +541,8 @@ class Matcher:
                 break
         else:
             if any(shape[-size:] in stems for size, stems in self._stems.items()):
-                return self._half
-            return None
+                return self.first_half
+            return self.second_half if self.starts_inside(shape) else None
         fitting = tuple(i for i, c in enumerate(self.compiled) if c.shape in shape)
         wordings = tuple(literal for literal, folded in self._oom if folded in shape)
         if not fitting and not wordings:
@@ -548,11 +551,14 @@ class Matcher:
         kind = self._kinds.get(key)
         if kind is None:
             candidates = tuple(self.compiled[i] for i in fitting)
-            literals = dict.fromkeys(
-                [*(c.literal.encode() for c in candidates), *(w for w, _ in self._oom if wordings)]
-            )
-            kind = self._kinds[key] = Kind(candidates, tuple(literals), bool(wordings))
+            literals = [*(c.literal.encode() for c in candidates), *(w for w, _ in self._oom if wordings)]
+            literals += [form for literal in literals if b'"' in literal for form in _in_json(literal)]
+            kind = self._kinds[key] = Kind(candidates, tuple(dict.fromkeys(literals)), bool(wordings))
         return kind
+
+    def starts_inside(self, shape: bytes) -> bool:
+        """Does the line start inside a literal? Then it is the second half of a broken message."""
+        return any(shape[:size] in rests for size, rests in self._rests.items())
 
     def settle(self, kind: Kind, ids: Sequence[str]) -> None:
         """Enough of these were read: a line with the literal of a request's message is that, whatever its text holds."""
@@ -676,10 +682,13 @@ def detect_encoding(head: bytes) -> str:
     if head[:2] == b"\xfe\xff":
         return "utf-16-be"
     sample = head[:4096]
-    if len(sample) >= 16:
-        if sample[1::2].count(0) > len(sample) * 0.35:
+    half = len(sample) // 2
+    if half >= 8:
+        even, odd = sample[0::2].count(0) / half, sample[1::2].count(0) / half
+        # a run of NULs (a log that was cut while it was written) has them at both
+        if odd > 0.7 and even < 0.3:
             return "utf-16-le"
-        if sample[0::2].count(0) > len(sample) * 0.35:
+        if even > 0.7 and odd < 0.3:
             return "utf-16-be"
     return "utf-8"
 
@@ -820,7 +829,7 @@ def scan(
             block = block[end + 1 :]
         carry = reader.block(block, more=True) + carry
     if carry and not overlong:
-        reader.block(carry)
+        reader.block(carry.removesuffix(b"\n"))
     return reader.finish(encoding)
 
 
@@ -991,6 +1000,10 @@ class _LogReader:
 
     def _line(self, index: int, raw: bytes, kind: Kind) -> None:
         """Read a line now, or hold it back when enough of its kind were read."""
+        if kind is self.matcher.second_half:
+            if index == 0 or self.matcher.kind(line_shape(self.lines[index - 1])) is not None:
+                return  # the line before was read, together with this one
+            index, raw, kind = index - 1, self.lines[index - 1], self.matcher.first_half
         follow = self._after(index)
         number = self.number + index
         if kind.oom:
@@ -999,7 +1012,7 @@ class _LogReader:
             if len(before) < ABOVE:
                 before = (self.above + before)[-ABOVE:]
             held = (number, raw[:MAX_LINE], follow, tuple(line[:ABOVE_LINE] for line in before))
-            if self.ooms.seen > KEEP_FIRST:
+            if self.ooms.seen > KEEP_OOM:
                 self.ooms.add([held])
             else:
                 self._read(held, kind)
@@ -1010,6 +1023,8 @@ class _LogReader:
         found = self._read((number, raw[:MAX_LINE], follow, ()), kind)
         if not found:
             kind.misses += 1
+            if index and not kind.broken and self.matcher.starts_inside(line_shape(raw)):
+                self._line(index, raw, self.matcher.second_half)
         elif kind.group is None and not any(event in ("stats", "iteration") for _, event in found):
             kind.group = self.newest.setdefault(tuple(sorted({template for template, _ in found})), _Newest(KEEP_LAST))
         if kind.group is not None:
@@ -1054,12 +1069,18 @@ class _LogReader:
         """The next line, when it is the other half of a message broken in the middle of a word; else nothing."""
         if _NEW_MESSAGE_RAW.match(follow):
             return ""
-        rest = self._follow((follow,))
-        return rest[0] if rest and not _NEW_MESSAGE.match(rest[0]) else ""
+        rest = self.quiet(decode(follow).rstrip("\r"))
+        return rest[0].text if rest and not _NEW_MESSAGE.match(rest[0].text) else ""
 
     def _follow(self, follow: Sequence[bytes]) -> list[str]:
-        """Continuation lines without their wrapping."""
-        return [line.text for raw in follow for line in self.quiet(decode(raw).rstrip("\r"))[:1]]
+        """Lines that go on with a message, without their wrapping; up to the next message."""
+        out: list[str] = []
+        for raw in follow:
+            for line in self.quiet(decode(raw).rstrip("\r"))[:1]:
+                if _NEW_MESSAGE.match(line.text) or any(literal in line.text for literal in OOM_LITERALS):
+                    return out
+                out.append(line.text)
+        return out
 
     def _frames(self, above: Sequence[bytes], line: Line) -> list[str]:
         """Lines above an error, of the same process where lines say whose they are, nearest last (at most 120)."""

@@ -32,6 +32,7 @@ _LOGISH = re.compile(
     r"\b(?:INFO|WARN(?:ING)?|ERROR|DEBUG|CRITICAL|FATAL)\b|\d\d:\d\d:\d\d|Traceback \(most recent call last\)|^\S*Error: |level=",
     re.M,
 )
+_ONE_COLUMN = re.compile(r"(?:memory|utilization|clocks|power|temperature)\.[a-z_.]{2,60}(?: \[[a-z/%]{1,8}\])?")
 _HTML = re.compile(r"^\s*(?:<!doctype html|<html|<head|<\?xml[^>]*>\s*<html)", re.I)
 
 
@@ -55,6 +56,9 @@ def sniff(head: bytes, log_markers: Iterable[str] = ()) -> str:
         return "empty"
     if head[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
         return "torch-snapshot"
+    if head[:16] == b"\x00" * 16:
+        # a log that was truncated while its writer kept the offset begins with NULs
+        head = head.lstrip(b"\x00") or head
     if is_binary(head):
         return "binary"
     encoding = detect_encoding(head)
@@ -147,8 +151,8 @@ def _smi(text: str, lines: list[str]) -> str | None:
         )
         if dotted and len(columns) > 1:
             return "smi-query"
-        if dotted and columns[0].startswith(("memory.", "utilization.")):
-            return "smi-query"
+    if _ONE_COLUMN.fullmatch(first):
+        return "smi-query"
     if "NVIDIA-SMI " in text and "+-" in text:
         return "smi-table"
     if "NVSMI LOG" in text:

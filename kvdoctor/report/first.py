@@ -27,8 +27,8 @@ def headline(page: Page, report: Report) -> None:
     if line:
         page.flow([(line, "dim")])
     page.rule(style)
-    for label_, text in summary(report):
-        page.labelled(label_, text, "bold" if label_ == "First" else "")
+    for name, text in summary(report):
+        page.labelled(name, text, "bold" if name == "First" else "")
 
 
 def summary(report: Report) -> list[tuple[str, str]]:
@@ -60,8 +60,11 @@ def _undetermined(report: Report) -> list[tuple[str, str]]:
     target, verdict = report.main, report.main.verdict
     out: list[tuple[str, str]] = []
     if not report.usable:
-        out.append(("Why", "None of the sources that were given could be used."))
-    why = "Why" if report.usable else ""
+        # a list of unknown facts would only say again that nothing was read
+        out.append(("Why", "None of the sources that were looked at could be used."))
+        out.append(("Need", "The server's metrics page (two scrapes), its log from the start, or nvidia-smi output."))
+        return out
+    why = "Why"
     if not verdict.missing:
         return [*out, (why, flow(verdict.say) or "Nothing that was read tells enough.")]
     suspected = [clean(v.rule) for v in undecided(target)[0]]

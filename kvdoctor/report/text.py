@@ -17,6 +17,11 @@ def render(report: Report, *, width: int = 100, color: bool = False, verbose: bo
     page = Page(width, color)
     target = report.main
     headline(page, report)
+    if not report.usable:
+        # nothing was read: what was looked at is all there is to say
+        sources(page, target.sources, verbose)
+        _warnings(page, report)
+        return str(page)
     if len(report.targets) > 1:
         target_list(page, report, verbose)
     target_line(page, target)
@@ -33,11 +38,15 @@ def render(report: Report, *, width: int = 100, color: bool = False, verbose: bo
     what_if(page, report.plan.what_if)
     undecided_rules(page, target, verbose)
     sources(page, target.sources, verbose)
-    if report.warnings:
-        page.heading("Warnings")
-        for warning in report.warnings:
-            page.flow([("! ", "yellow"), (flow(warning), "")], 2, 4)
+    _warnings(page, report)
     if verbose:
         silent_rules(page, target)
         known_facts(page, target)
     return str(page)
+
+
+def _warnings(page: Page, report: Report) -> None:
+    if report.warnings:
+        page.heading("Warnings")
+        for warning in report.warnings:
+            page.flow([("! ", "yellow"), (flow(warning), "")], 2, 4)

@@ -214,7 +214,7 @@ def _pool(frame: Frame, ui: Ui, width: int) -> list[Line]:
     marks = _marks(frame)
     fullest = max((r for r in frame.rows if r.usage is not None), key=lambda r: r.usage or 0.0, default=None)
     known_rows = sum(r.usage is not None for r in frame.rows)
-    note = f" fullest: {clean(fullest.name)}" if fullest is not None and known_rows > 1 else ""
+    note = f" fullest: {clean(fullest.name)}" if fullest is not None and known_rows > 1 and width >= 80 else ""
     if usage is None:
         first: Line = [
             (_label("KV pool"), "bold"),
@@ -445,7 +445,7 @@ def _findings(frame: Frame, ui: Ui, width: int, lines: int) -> list[Line]:
             (">" if chosen else " ", style),
             badge(f"{rank_word(verdict):<8}", "unknown" if verdict.muted_by is not None else state_of_verdict(verdict)),
             (f" {clean(verdict.rule)}", style or "bold"),
-            (f"{tail}{where}: {flow(verdict.title)}", style),
+            (f"{tail}: {flow(verdict.title)}{where}", style),
         ])  # fmt: skip
     return [head, *out] if lines > 1 else out
 

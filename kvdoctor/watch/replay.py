@@ -7,8 +7,8 @@ import os
 import re
 import threading
 import time as _time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from kvdoctor.pipeline import Options, Sliding
 from kvdoctor.rulebook.rule import Rule
@@ -48,9 +48,7 @@ class Replay:
         self._duration_s = duration_s
         self._ticks: dict[float, _Tick] = {}
         self._notes: list[str] = []
-        sliding = Sliding(rules, options)
-        sliding.report(snapshot)
-        self._lay(snapshot, sliding)
+        self._lay(snapshot, Sliding(rules, options))
         self._times = sorted(self._ticks)
         self._at = 0
         self._due = steady()
@@ -88,32 +86,52 @@ class Replay:
     # ------------------------------------------------------------ laying it out
 
     def _lay(self, snapshot: Snapshot, sliding: Sliding) -> None:
-        pages = {m.origin: m for m in snapshot.members if sliding.engine_of(m) is not None}
-        order = [origin for origin, _ in sliding.pages if origin in pages]
+        """Sort everything into ticks. Of dated pages only the first of each kind is read: an hour of them is a lot."""
+        groups: dict[tuple[str, str], list[Member]] = {}
+        rest: list[Member] = []
+        for member in snapshot.members:
+            if sliding.kind_of(member) == "exposition":
+                groups.setdefault((_place(member.origin), re.sub(r"\d+", "#", member.name)), []).append(member)
+            else:
+                rest.append(member)
+        some = [m for group in groups.values() for m in group if m is group[0] or m.time is None]
+        sliding.report(replace(snapshot, members=(*rest, *some)))
+        engines = {key: sliding.engine_of(group[0]) for key, group in groups.items()}
+        servers = _server_names({key: engine for key, engine in engines.items() if engine is not None})
         times = dict(sliding.pages)
-        undated = [o for o in order if times[o] is None]
-        known = [t for t in times.values() if t is not None]
-        first = min(known) if known else None
-        servers = _server_names([pages[o] for o in order], sliding)
-        rest = [m for m in snapshot.members if m.origin not in pages]
+        order = {origin: number for number, (origin, _) in enumerate(sliding.pages)}
+        pages: list[tuple[float | None, int, Page]] = []
+        for key, group in groups.items():
+            if engines[key] is None:
+                rest += group
+                continue
+            for member in group:
+                time = times.get(member.origin, member.time) if member.time is None else member.time
+                pages.append((time, order.get(member.origin, 0), Page(servers[key], member)))
         spans = {m.origin: _schedule(m, sliding) for m in rest if sliding.runs(m.origin)}
-        if first is None:
-            dated = [t for span in spans.values() for t, _ in span]
-            first = min(dated) if dated and not undated else snapshot.taken if snapshot.taken is not None else 0.0
-        for number, origin in enumerate(undated):
-            self._tick(first + number * UNDATED_STEP_S).pages.append(Page(servers[origin], pages[origin]))
-        for origin in order:
-            time = times[origin]
+        undated = sorted(((n, p) for t, n, p in pages if t is None), key=lambda np: np[0])
+        known = [t for t, _, _ in pages if t is not None]
+        dated = [t for span in spans.values() for t, _ in span]
+        if known:
+            first = min(known)
+        elif dated and not undated:
+            first = min(dated)
+        else:
+            first = snapshot.taken if snapshot.taken is not None else 0.0
+        for number, (_, page) in enumerate(undated):
+            self._tick(first + number * UNDATED_STEP_S).pages.append(page)
+        for time, _, page in pages:
             if time is not None:
-                self._tick(time).pages.append(Page(servers[origin], pages[origin]))
+                self._tick(time).pages.append(page)
         if undated:
             self._notes.append(
-                f"{len(undated)} of {len(order)} metrics pages carry no time: they come in their order, {UNDATED_STEP_S:.0f} s apart"
+                f"{len(undated)} of {len(pages)} metrics pages carry no time: they come in their order, "
+                f"{UNDATED_STEP_S:.0f} s apart"
             )
         last = max([*self._ticks, first])
         for member in rest:
             if member.origin in spans:
-                self._lay_log(member, spans[member.origin], first, last if order else None)
+                self._lay_log(member, spans[member.origin], first, last if pages else None)
             else:
                 at = member.time if member.time is not None and first <= member.time <= last else first
                 self._tick(at).others.append(member)
@@ -173,13 +191,13 @@ def _line_ends(data: bytes) -> list[int]:
     return ends
 
 
-def _server_names(pages: Sequence[Member], sliding: Sliding) -> dict[str, str]:
-    """A short name for the server of each page: its engine, with its address or folder where there are several."""
-    places = {p.origin: (sliding.engine_of(p) or "server", _place(p.origin)) for p in pages}
-    engines = [engine for engine, _ in set(places.values())]
+def _server_names(engines: Mapping[tuple[str, str], str]) -> dict[tuple[str, str], str]:
+    """A short name for the server of each group of pages: its engine, with its address or folder where there are several."""
+    places = {(engine, place) for (place, _), engine in engines.items()}
+    count = [engine for engine, _ in places]
     return {
-        origin: engine if engines.count(engine) == 1 or not place else f"{engine} {place}"
-        for origin, (engine, place) in places.items()
+        key: engine if count.count(engine) == 1 or not key[0] else f"{engine} {key[0]}"
+        for key, engine in engines.items()
     }
 
 

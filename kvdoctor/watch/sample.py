@@ -97,7 +97,9 @@ class Paced:
         if stop.is_set() or (self._end is not None and now > self._end + self._interval_s / 2):
             return None
         self._hurry.clear()
-        self._due = max(self._due + self._interval_s, now)
+        self._due += self._interval_s
+        if self._due <= now:
+            self._due = now + self._interval_s
         off = self._wall() - now
         jumped = off - self._offset
         if abs(jumped) > JUMP_S:

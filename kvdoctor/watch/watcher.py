@@ -116,6 +116,7 @@ class Watcher:
         self._events: deque[Event] = deque(maxlen=EVENTS)
         self._history = History()
         self._report: Report | None = None
+        self._window = Snapshot(())
         self._judged: float | None = None
         self._now = 0.0
         self._above = {WATCH_AT: False, BAD_AT: False}
@@ -209,7 +210,7 @@ class Watcher:
         for server in self._servers.values():
             if failed and server.name not in answered and server.silent_since is None:
                 server.silent_since = self._now
-                why = next((m.reason for m in self._missing if m.origin.startswith(server.name)), "it does not answer")
+                why = next((m.reason for m in self._missing if server.name in m.origin), "it does not answer")
                 self._say(f"{server.name} is lost: {why}; trying again at every sample", True, changed=True)
                 server.totals.clear()
                 server.rows = ()
@@ -268,7 +269,8 @@ class Watcher:
     def _judge(self) -> None:
         self._slide()
         before = self._report
-        self._report = self._sliding.report(self.window())
+        self._window = self._snapshot(self._window_s)
+        self._report = self._sliding.report(self._window)
         self._judged = self._now
         self._changed = False
         self._meet()
@@ -378,8 +380,8 @@ class Watcher:
     # ------------------------------------------------------------ snapshots
 
     def window(self) -> Snapshot:
-        """What a diagnosis looks at now: pages of the last ``window_s``, logs, and the newest of everything else."""
-        return self._snapshot(self._window_s)
+        """What the last diagnosis looked at: pages of the last ``window_s``, logs, and the newest of everything else."""
+        return self._window
 
     def past(self) -> Snapshot:
         """The last minutes, for a capture: as :meth:`window`, with pages of at least ``KEEP_S`` seconds."""

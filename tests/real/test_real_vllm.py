@@ -30,11 +30,11 @@ from benchmarks import loadgen
 
 pytestmark = pytest.mark.real
 
-REQUESTS, CLIENTS, SEED = 110, 14, 1
+REQUESTS, CLIENTS, SEED = 90, 14, 1
 WARM_S = 6.0
 WINDOW_S = 60.0
 WATERMARK = "0.10"
-MOST_S = 260.0
+MOST_S = 400.0
 
 
 @dataclass(slots=True)
