@@ -37,5 +37,5 @@ fi
   || { cat "$CACHE/observer.log"; echo "real engine: the observer could not be installed"; exit 1; }
 
 KVDOCTOR_VLLM_PYTHON=$VENV/bin/python KVDOCTOR_FIGURES=$CACHE/figures.json \
-  nice -n 10 timeout 900 "$TOOLS" -m pytest tests/real -m real -rs -p no:cacheprovider
+  nice -n 10 timeout 900 "$TOOLS" -m pytest tests/real -m real -rs -p no:cacheprovider --basetemp "$CACHE/run"
 cat "$CACHE/figures.json"

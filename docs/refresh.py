@@ -3,7 +3,8 @@
 ``make docs`` runs it; a test compares. In a Markdown file a block marked ``console`` holds commands behind ``$``. What is shown
 below them is written here, when a comment above the block says which part of the output of the last command that is::
 
-    <!-- shown: 1-8; Evidence -->         lines 1 to 8, then the section with that heading
+    <!-- shown: first screen; Evidence --> all before the first blank line, then the section with that heading
+    <!-- shown: 1-8 -->                   lines 1 to 8; "all" for all
     <!-- not run: needs a GPU -->         nothing is run, the block stays as it is
 
 ``<!-- waits for: NAME -->`` in a file: the command is not there yet, so blocks that use it are not run.
@@ -134,6 +135,8 @@ def _span(lines: Sequence[str], selector: str) -> tuple[int, int]:
         return int(numbers[1]) - 1, int(numbers[2])
     if selector == "all":
         return 0, len(lines)
+    if selector == "first screen":
+        return 0, next((at for at, line in enumerate(lines) if not line.strip()), len(lines))
     start = next((at for at, line in enumerate(lines) if line.startswith(selector)), None)
     if start is None:
         raise SystemExit(f"there is no section {selector!r} in the output that starts with {lines[:2]}")

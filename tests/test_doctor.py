@@ -124,21 +124,19 @@ def test_a_library_that_is_broken_is_refused_with_its_error(tmp_path: Path, monk
     assert (gone.state, gone.detail) == ("absent", f"not installed for {sys.executable}")
 
 
-def proc(root: Path, pids: dict[int, bool]) -> str:
-    for pid, readable in pids.items():
+def proc(root: Path, *pids: int) -> str:
+    for pid in pids:
         (root / str(pid) / "fd").mkdir(parents=True)
-        if not readable:
-            (root / str(pid) / "closed").touch()
     return str(root)
 
 
 def test_processes_of_other_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    assert module._processes(proc(tmp_path / "a", {1: True, 7: True})).state == "ok"
-    hidden = module._processes(proc(tmp_path / "b", {7: True}))
+    assert module._processes(proc(tmp_path / "a", 1, 7)).state == "ok"
+    hidden = module._processes(proc(tmp_path / "b", 7))
     assert hidden.state == "refused"
     assert "hidepid" in hidden.detail
-    root = proc(tmp_path / "c", {1: False, 7: True})
+    root = proc(tmp_path / "c", 1, 7)
     listdir = os.listdir
 
     def guarded(path: str) -> list[str]:
@@ -177,7 +175,7 @@ def test_a_terminal_is_told_from_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(sys, "stderr", stream(True))
     monkeypatch.setattr(sys, "stdout", stream(False))
-    assert module._terminal({"TERM": "xterm"}).detail == "standard output lead elsewhere"
+    assert module._terminal({"TERM": "xterm"}).detail == "not a terminal: standard output"
     monkeypatch.setattr(sys, "stdout", stream(True))
     assert module._terminal({"TERM": "xterm", "NO_COLOR": "1"}).state == "ok"
     assert "NO_COLOR" in module._terminal({"TERM": "xterm", "NO_COLOR": "1"}).detail

@@ -156,7 +156,7 @@ def test_each_mistake_is_named_with_what_to_write(
         "delta(vllm:num_requests_waiting[5m]) > 3",
         "rate(lmdeploy:num_requests_succeeded[5m])",
         "rate(ray_vllm_num_preemptions[5m]) > bool 0",
-        "vllm:num_requests_running_created",
+        "vllm:num_preemptions_created",
         "vllm:cluster:usage > 3",
         "up == 1 and http_requests_total > 1e9",
         "100 * vllm:kv_cache_usage_perc > 90",

@@ -68,7 +68,7 @@ def year_of(files: Files) -> int:
 
 def on_logs(files: Files, change: Callable[[str], bytes]) -> Files:
     return {
-        name: change(recognise.text_of(raw)) if kind_of(raw) == "log" and not raw[:1] == b"{" else raw
+        name: change(recognise.text_of(raw)) if kind_of(raw) == "log" and raw[:1] != b"{" else raw
         for name, raw in files.items()
     }
 

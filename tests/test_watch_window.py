@@ -110,8 +110,8 @@ def test_every_sample_is_shown_but_a_page_enters_the_window_every_five_seconds()
     one.finish()
     times = [m.time for m in one.window().members]
     assert len(frame.usage) == 60
-    # two seconds apart at first, then five
-    assert times == [T0 + s for s in (0, 2, 4, 6, *range(8, 60, 5))]
+    # two seconds apart at first, then five; the newest comes in at the end
+    assert times == [T0 + s for s in (0, 2, 4, 6, *range(8, 60, 5), 59)]
 
 
 def test_the_window_slides_and_a_capture_holds_more_than_it() -> None:
@@ -198,6 +198,8 @@ def test_a_first_preemption_and_a_crossed_mark_renew_the_diagnosis_at_once() -> 
     assert not calm.renewed
     hit = one.feed(sample(33, page(T0 + 33, page_text(usage=0.97, waiting=3, preempted=4))))
     assert hit.renewed
+    # what made it look is among what it looks at
+    assert T0 + 33 in [m.time for m in one.window().members]
     assert any("preempts requests" in text for text in texts(hit))
     assert any("over the 95% mark" in text for text in texts(hit))
 

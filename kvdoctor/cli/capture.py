@@ -39,6 +39,17 @@ def capture(
     ] = None,
     timeout: Annotated[float, typer.Option("--timeout", help="Seconds one request may take.", min=0.1, max=120)] = 5.0,
     engine: Annotated[str | None, typer.Option("--engine", help="Overrule detection of the engine.")] = None,
+    prometheus: Annotated[
+        str | None,
+        typer.Option(
+            "--prometheus", help="Address of a Prometheus-compatible server: look into the past of one target."
+        ),
+    ] = None,
+    select: Annotated[str, typer.Option("--select", help='Labels of that target: instance="10.0.0.5:8000".')] = "",
+    since: Annotated[str, typer.Option("--since", help="How far back: 30m, 2h, or a time.")] = "10m",
+    at: Annotated[
+        str | None, typer.Option("--at", help="End of the window (a time or an epoch); now by default.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be written and write nothing.")] = False,
     include_raw_logs: Annotated[
         bool,
@@ -65,8 +76,7 @@ def capture(
         common.fail("say where to write: -o FILE.tar.gz (or --dry-run to only list)")
     if engine is not None and engine not in engines():
         common.fail(f"--engine {engine}: choose one of {', '.join(sorted(engines()))}")
-    if paths and (url or log):
-        common.fail("give either files or --url/--log, not both: a live reading and files are two captures")
+    common.one_source(paths, url, log, prometheus)
     if output is not None:
         _check_target(output)
     if include_raw_logs:
@@ -75,6 +85,10 @@ def capture(
         )
     if paths:
         snapshot = common.read(paths)
+    elif prometheus is not None:
+        from kvdoctor.cli.past import take_past
+
+        snapshot = take_past(prometheus, select, since, at, header or [], max(timeout, 30.0), engine)
     else:
         from kvdoctor.cli.live import take
 

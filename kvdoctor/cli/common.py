@@ -55,6 +55,16 @@ def resolve(path: str) -> str:
     return str(samples_dir() / name)
 
 
+def one_source(
+    paths: Sequence[str] | None, url: Sequence[str] | None, log: Sequence[str] | None, prometheus: str | None
+) -> None:
+    """Usage error when files, a live reading and the past are mixed: each is a diagnosis of its own."""
+    if paths and (url or log):
+        fail("give either files or --url/--log, not both: a live reading and files are two diagnoses")
+    if prometheus is not None and (paths or url or log):
+        fail("give either --prometheus or files or --url/--log: the past of one target is a diagnosis of its own")
+
+
 def open_one(path: str) -> Snapshot:
     """The snapshot of one path; raises SnapshotError when it cannot be read at all."""
     from kvdoctor.snapshot import Snapshot, memory_member, read_paths

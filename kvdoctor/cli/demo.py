@@ -45,7 +45,9 @@ def demo(
         return
     if scenario not in SCENARIOS:
         near = suggest(scenario, SCENARIOS)
-        common.fail(f"there is no scenario {scenario}; " + (f"did you mean {near[0]}?" if near else "see: kvdoctor demo"))
+        common.fail(
+            f"there is no scenario {scenario}; " + (f"did you mean {near[0]}?" if near else "see: kvdoctor demo")
+        )
     if duration is not None and not duration > 0:
         common.fail(f"--duration {duration:g}: seconds above 0")
     try:

@@ -32,6 +32,17 @@ def diagnose(
         list[str] | None, typer.Option("--header", help="HTTP header, e.g. 'Authorization: Bearer ...'. Repeatable.")
     ] = None,
     timeout: Annotated[float, typer.Option("--timeout", help="Seconds one request may take.", min=0.1, max=120)] = 5.0,
+    prometheus: Annotated[
+        str | None,
+        typer.Option(
+            "--prometheus", help="Address of a Prometheus-compatible server: look into the past of one target."
+        ),
+    ] = None,
+    select: Annotated[str, typer.Option("--select", help='Labels of that target: instance="10.0.0.5:8000".')] = "",
+    since: Annotated[str, typer.Option("--since", help="How far back: 30m, 2h, or a time.")] = "10m",
+    at: Annotated[
+        str | None, typer.Option("--at", help="End of the window (a time or an epoch); now by default.")
+    ] = None,
     save: Annotated[Path | None, typer.Option("--save", help="Keep what was read as a snapshot (.tar.gz).")] = None,
     engine: Annotated[str | None, typer.Option("--engine", help="Overrule detection of the engine.")] = None,
     format: Annotated[str, typer.Option("--format", help="text, json or html.")] = "text",
@@ -73,10 +84,13 @@ def diagnose(
     level = fail_on or loaded.fail_on or "never"
     if level not in ("critical", "high", "medium", "low", "info", "never"):
         common.fail(f"--fail-on {level}: choose critical, high, medium, low, info or never")
+    common.one_source(paths, url, log, prometheus)
     if paths:
         snapshot = common.read(paths)
-        if url or log:
-            common.fail("give either files or --url/--log, not both: a live reading and a snapshot are two diagnoses")
+    elif prometheus is not None:
+        from kvdoctor.cli.past import take_past
+
+        snapshot = take_past(prometheus, select, since, at, header or [], max(timeout, 30.0), engine)
     else:
         from kvdoctor.cli.live import take
 

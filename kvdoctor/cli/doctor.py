@@ -132,6 +132,7 @@ def newest_versions() -> dict[str, str | None]:
             continue
         ends: list[tuple[str | None, str | None]] = [
             *((n.since, n.until) for series in engine.series for n in series.names),
+            *((e.since, e.until) for e in engine.templates),
             *((e.since, e.until) for e in engine.levers),
             *((e.since, e.until) for e in engine.gaps),
             *((e.since, e.until) for e in engine.commands),
@@ -358,7 +359,7 @@ def _terminal(environ: Mapping[str, str]) -> Sight:
     closed = [name for name, stream in (("output", sys.stdout), ("error output", sys.stderr)) if not stream.isatty()]
     if closed:
         return Sight(
-            "host", "terminal", "absent", f"standard {' and '.join(closed)} lead elsewhere", need,
+            "host", "terminal", "absent", f"not a terminal: standard {' and '.join(closed)}", need,
             "watch prints one JSON object a line then; run it in a terminal for the screen",
         )  # fmt: skip
     size = shutil.get_terminal_size()

@@ -10,7 +10,9 @@ from kvdoctor.cli import capture as capture_command
 from kvdoctor.cli import check as check_command
 from kvdoctor.cli import diagnose as diagnose_command
 from kvdoctor.cli import diff as diff_command
+from kvdoctor.cli import doctor as doctor_command
 from kvdoctor.cli import explain as explain_command
+from kvdoctor.cli import probe as probe_command
 from kvdoctor.cli import rules as rules_command
 
 app = typer.Typer(
@@ -46,3 +48,5 @@ app.command("check")(check_command.check)
 app.command("diff")(diff_command.diff)
 app.add_typer(rules_command.app, name="rules")
 app.command("explain")(explain_command.explain)
+app.command("doctor")(doctor_command.doctor)
+app.command("probe")(probe_command.probe)

@@ -55,6 +55,13 @@ def _target(view: View) -> None:
     usable = len(scrapes) + len(view.stats) + sum(len(i.value) for i in target.iterations) + len(target.slots)
     facts.set("target.samples", measured(float(usable), "w", "count of scrapes and stats lines"))
     facts.set("target.restarts", measured(float(target.earlier_runs), "w", "process start times and banners"))
+    if target.earlier_runs:
+        born = view.samples("run.start")
+        view.note_event(
+            born[0].value if born else window.start,
+            "the server was restarted: nothing is compared across it",
+            born[0].source if born else "banner",
+        )
     if window.seconds is not None:
         facts.set("target.window_s", measured(window.seconds, "w", "first to last sample"))
     else:

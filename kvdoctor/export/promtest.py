@@ -8,13 +8,13 @@ the scene was made for, and the alerts must follow.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvdoctor.engines.base import SeriesName
 from kvdoctor.export.alerts import AlertRule, AlertSet
 from kvdoctor.export.condition import Used
-from kvdoctor.export.promql import Templates, as_duration, seconds
+from kvdoctor.export.promql import Templates, as_duration, quoted, seconds
 from kvdoctor.export.yamltext import Tree, dump
 from kvdoctor.facts import Fact, Known, measured
 from kvdoctor.rulebook.expr import TRUE
@@ -28,12 +28,7 @@ _ROUND_S = 300
 
 def promtest_file(made: AlertSet, rule_file: str, labels: Mapping[str, str]) -> str:
     """The test as YAML. ``rule_file`` is the path of the rules as the test should name it, ``labels`` those put on alerts."""
-    tests: list[Tree] = []
-    for alert in made.alerts:
-        for example in alert.rule.body.examples:
-            test = _example(alert, example, labels)
-            if test is not None:
-                tests.append(test)
+    tests: list[Tree] = [test for alert in made.alerts for test in _examples(alert, labels)]
     tests += [test for scene in SCENES for test in _scene(made, scene, labels)]
     document: Tree = {"rule_files": [rule_file], "evaluation_interval": as_duration(_ROUND_S), "tests": tests}
     return f"# promtool test rules THIS_FILE: proves the kvdoctor alerts for {made.engine.title}\n{dump(document)}\n"
@@ -42,23 +37,31 @@ def promtest_file(made: AlertSet, rule_file: str, labels: Mapping[str, str]) -> 
 # ---------------------------------------------------------------------------------------------- examples of the rules
 
 
-def _example(alert: AlertRule, example: Example, labels: Mapping[str, str]) -> Tree | None:
-    """One example as a test; None when it speaks of something the alert cannot see."""
-    if example.scope != alert.scope or _past_or_starting(example):
-        return None
-    facts = _visible(alert, example.facts)
-    if facts is None:
-        return None
+def _examples(alert: AlertRule, labels: Mapping[str, str]) -> Iterator[Tree]:
+    """The examples of a rule as one test: each is a server (or job) named after it."""
     held = _after(seconds(alert.duration))
-    return {
-        "name": f"{alert.rule.id}: {example.name}",
-        "interval": "1m",
-        "input_series": [
-            {"series": f"{use.record}{_labels(_home(alert))}", "values": f"{value:.12g}x{held // 60}"}
+    series: list[Tree] = []
+    firing: list[Mapping[str, str]] = []
+    for example in alert.rule.body.examples:
+        if example.scope != alert.scope or _past_or_starting(example):
+            continue
+        facts = _visible(alert, example.facts)
+        if facts is None:
+            continue
+        home = _home(alert, example.name)
+        series += [
+            {"series": f"{use.record}{_labels(home)}", "values": f"{value:.12g}x{held // 60}"}
             for use, value in _recorded(alert, facts)
-        ],
-        "alert_rule_test": [_expect(alert, as_duration(held), fires(alert, facts), labels)],
-    }
+        ]
+        if fires(alert, facts):
+            firing.append(home)
+    if series:
+        yield {
+            "name": f"{alert.rule.id} {alert.rule.name}: its examples, {len(firing)} of which fire",
+            "interval": "1m",
+            "input_series": series,
+            "alert_rule_test": [_expect(alert, as_duration(held), firing, labels)],
+        }
 
 
 def _after(length: float) -> int:
@@ -72,8 +75,8 @@ def _past_or_starting(example: Example) -> bool:
     return lifetime or (isinstance(phase, Known) and phase.hi == "starting")
 
 
-def _home(alert: AlertRule) -> Mapping[str, str]:
-    return {"job": _SERVER["job"]} if alert.scope == "group" else _SERVER
+def _home(alert: AlertRule, name: str) -> Mapping[str, str]:
+    return {"job": name} if alert.scope == "group" else {"instance": name, "job": _SERVER["job"]}
 
 
 def _visible(alert: AlertRule, facts: Mapping[str, Fact]) -> dict[str, Fact] | None:
@@ -120,19 +123,22 @@ def _recorded(alert: AlertRule, facts: Mapping[str, Fact]) -> Iterator[tuple[Use
             yield use, float(value)
 
 
-def _expect(alert: AlertRule, at: str, firing: bool, labels: Mapping[str, str]) -> Tree:
+def _expect(alert: AlertRule, at: str, firing: Sequence[Mapping[str, str]], labels: Mapping[str, str]) -> Tree:
+    """The alert fires for exactly these servers (none: it is silent)."""
     test: dict[str, Tree] = {"eval_time": at, "alertname": alert.name}
-    if firing:
-        home = _home(alert)
+    expected: list[Tree] = []
+    for home in firing:
         notes = alert.annotations()
         for label, value in home.items():
             notes = {k: text.replace(f"{{{{ $labels.{label} }}}}", value) for k, text in notes.items()}
-        test["exp_alerts"] = [{"exp_labels": {**alert.labels(labels), **home}, "exp_annotations": notes}]
+        expected.append({"exp_labels": {**alert.labels(labels), **home}, "exp_annotations": notes})
+    if expected:
+        test["exp_alerts"] = expected
     return test
 
 
 def _labels(labels: Mapping[str, str]) -> str:
-    return "{" + ",".join(f'{name}="{value}"' for name, value in labels.items()) + "}"
+    return "{" + ",".join(f"{name}={quoted(value)}" for name, value in labels.items()) + "}"
 
 
 # ---------------------------------------------------------------------------------------------- scenes of raw series
@@ -354,7 +360,9 @@ def _scene(made: AlertSet, scene: Scene, labels: Mapping[str, str]) -> Iterator[
     facts: dict[str, Fact] = {name: measured(value, "w", "scene") for name, value in expected.items()}
     facts |= {name: measured(value, "w", "export") for name, value in templates.constants.items()}
     if told:
-        test["alert_rule_test"] = [_expect(alert, at, fires(alert, facts), labels) for alert in told]
+        test["alert_rule_test"] = [
+            _expect(alert, at, [_SERVER] if fires(alert, facts) else [], labels) for alert in told
+        ]
     yield test
 
 

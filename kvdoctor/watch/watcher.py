@@ -108,6 +108,7 @@ class Watcher:
         self._sources: dict[str, str] = {}
         self._kept: dict[tuple[str, str], deque[tuple[float, Member]]] = {}
         self._lock = threading.Lock()
+        self._passed: dict[tuple[str, str], tuple[float, Member]] = {}
         self._first: dict[str, float] = {}
         self._others: dict[str, Member] = {}
         self._logs: dict[str, LogWindow] = {}
@@ -157,9 +158,9 @@ class Watcher:
     def finish(self) -> Frame | None:
         """Judge what came since the last diagnosis; None when nothing did."""
         with self._lock:
-            if self._judged == self._now:
+            if self._judged == self._now and not self._passed:
                 return None
-            self._judge()
+            self._judge(newest=True)
             return self._frame(True)
 
     def _frame(self, renewed: bool) -> Frame:
@@ -196,8 +197,11 @@ class Watcher:
                     if name == page.server:
                         old.clear()
                 self._first.pop(page.server, None)
+                self._passed.clear()
         if kept and self._now - kept[-1][0] < self._wait(page.server) - 0.05:
+            self._passed[page.server, kind] = (self._now, page.member)
             return False
+        self._passed.pop((page.server, kind), None)
         self._first.setdefault(page.server, self._now)
         kept.append((self._now, _packed(page.member)))
         return True
@@ -218,6 +222,7 @@ class Watcher:
     def _forget_times(self, jumped: float) -> None:
         self._say(f"the clock of this host was set by {jumped:+.1f} s: the window starts anew", True)
         self._kept.clear()
+        self._passed.clear()
         self._first.clear()
         self._history = History()
         for server in self._servers.values():
@@ -263,10 +268,15 @@ class Watcher:
             since >= beat - 0.05 or early or (self._changed and since >= AT_ONCE_GAP_S - 0.05)
         ):
             return False
-        self._judge()
+        self._judge(newest=self._changed)
         return True
 
-    def _judge(self) -> None:
+    def _judge(self, *, newest: bool) -> None:
+        """Judge the window; with ``newest`` also the last page of each server, whose turn it was not yet."""
+        if newest:
+            for key, (time, member) in self._passed.items():
+                self._kept[key].append((time, _packed(member)))
+            self._passed.clear()
         self._slide()
         before = self._report
         self._window = self._snapshot(self._window_s)

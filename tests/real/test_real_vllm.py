@@ -183,14 +183,17 @@ def test_the_live_verdict_is_admission_thrash(stock: Run) -> None:
 
 
 def test_the_plan_names_a_watermark(stock: Run) -> None:
-    flags = [lever["flag"] or "" for lever in report(stock)["plan"]["levers"]]
-    assert any(flag.startswith("--watermark") for flag in flags), flags
+    # as a lever; where the replay of this load finds a larger pool better (a slow machine), as the share to keep free
+    plan = report(stock)["plan"]
+    flags = [lever["flag"] or "" for lever in plan["levers"]]
+    share = plan["watermarks"]["admission_free"]
+    assert any(flag.startswith("--watermark") for flag in flags) or (share and share["value"] > 0), plan
 
 
 def test_recompute_is_measured_not_bounded(stock: Run) -> None:
     facts = report(stock)["facts"]
     assert facts["recompute.tokens"]["how"] == "measured"
-    assert facts["recompute.tokens"]["source"].startswith("kvdoctor:")
+    assert "kvdoctor:recomputed_tokens_total" in facts["recompute.tokens"]["source"]
     assert facts["preempt.hit_share"]["how"] == "measured"
 
 
