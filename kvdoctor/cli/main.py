@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import importlib
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from kvdoctor.cli import capture as capture_command
-from kvdoctor.cli import check as check_command
-from kvdoctor.cli import diagnose as diagnose_command
-from kvdoctor.cli import diff as diff_command
-from kvdoctor.cli import doctor as doctor_command
-from kvdoctor.cli import explain as explain_command
-from kvdoctor.cli import probe as probe_command
-from kvdoctor.cli import rules as rules_command
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Diagnose": ("diagnose", "watch", "capture", "check", "diff"),
+    "Plan": ("simulate", "size", "probe"),
+    "Operate": ("export", "lint"),
+    "Learn": ("rules", "explain", "doctor", "demo"),
+}
+
+
+class _Grouped(TyperGroup):
+    """Lists the commands under the headings people look for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Commands in the order of their groups."""
+        return [name for names in GROUPS.values() for name in names if name in self.commands]
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """One section per group."""
+        for title, names in GROUPS.items():
+            rows = [(name, self.commands[name].get_short_help_str(66)) for name in names if name in self.commands]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
 
 app = typer.Typer(
+    cls=_Grouped,
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Tells what is really wrong when an LLM inference server runs out of GPU memory.",
+    epilog="Start with: kvdoctor diagnose (this host) or kvdoctor diagnose sample:vllm-saturated",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -42,11 +62,17 @@ def _main(
     pass
 
 
-app.command("diagnose")(diagnose_command.diagnose)
-app.command("capture")(capture_command.capture)
-app.command("check")(check_command.check)
-app.command("diff")(diff_command.diff)
-app.add_typer(rules_command.app, name="rules")
-app.command("explain")(explain_command.explain)
-app.command("doctor")(doctor_command.doctor)
-app.command("probe")(probe_command.probe)
+def _register() -> None:
+    """A command is a function of its own name in ``kvdoctor.cli.NAME``; a module with ``app`` is a group of commands."""
+    for names in GROUPS.values():
+        for name in names:
+            module = importlib.import_module(f"kvdoctor.cli.{name}")
+            group = getattr(module, "app", None)
+            if isinstance(group, typer.Typer):
+                app.add_typer(group, name=name)
+                continue
+            command: Callable[..., None] = getattr(module, name)
+            app.command(name)(command)
+
+
+_register()

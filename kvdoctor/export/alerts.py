@@ -129,7 +129,7 @@ def _own_window(rule: Rule, scope: Scope, templates: Templates) -> Templates:
             wanted = max(wanted, float(rule.thresholds[leaf.right.name].value))
     if wanted <= seconds(templates.window):
         return templates
-    return replace(templates, window=as_duration(wanted), _stack=[])
+    return replace(templates, window=as_duration(wanted))
 
 
 def _missing(facts: Iterable[str], templates: Templates, scope: Scope) -> str:

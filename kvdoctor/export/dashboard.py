@@ -277,7 +277,6 @@ def dashboard(templates: Templates, rules: Sequence[Rule]) -> dict[str, object]:
         templates,
         by=("instance",),
         select=('job=~"$job"', 'instance=~"$instance"', *templates.select),
-        _stack=[],
     )
     limits = {f"{rule.name}.{name}": t.value for rule in rules for name, t in rule.thresholds.items()}
     panels: list[dict[str, object]] = []
@@ -342,9 +341,9 @@ _SOURCE: Mapping[str, str] = {"type": "prometheus", "uid": "${datasource}"}
 
 
 def _variables(templates: Templates, engine: Engine) -> list[dict[str, object]]:
-    plain = replace(templates, select=(), _stack=[])
+    plain = replace(templates, select=())
     base = plain.fill("<req.running>") or ""
-    narrowed = replace(templates, select=('job=~"$job"',), _stack=[]).fill("<req.running>") or ""
+    narrowed = replace(templates, select=('job=~"$job"',)).fill("<req.running>") or ""
     out: list[dict[str, object]] = [
         {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "current": {}}
     ]

@@ -127,7 +127,8 @@ class Templates:
     window: str = "5m"
     by: tuple[str, ...] = ("job", "instance")
     select: tuple[str, ...] = ()
-    _stack: list[str] = field(default_factory=list, repr=False)
+    _stack: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
+    _made: dict[tuple[str, End, str], str | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     # ---------------------------------------------------------------- names
 
@@ -213,17 +214,23 @@ class Templates:
         ``end`` also takes entries that are only the lower or upper end. Raises ``RecursionError`` for a template that
         refers to itself.
         """
-        if name in self._stack:
-            raise RecursionError(f"the template of {name} refers to itself: {' > '.join(self._stack)}")
-        self._stack.append(name)
-        try:
-            parts = [
-                text
-                for entry in self._entries.get(name, ())
-                if entry.end in ("", end) and entry.choice == choice and (text := self.fill(entry.expr)) is not None
-            ]
-        finally:
-            self._stack.pop()
+        key = (name, end, choice)
+        if key not in self._made:
+            if name in self._stack:
+                raise RecursionError(f"the template of {name} refers to itself: {' > '.join(self._stack)}")
+            self._stack.append(name)
+            try:
+                self._made[key] = self._joined(name, end, choice)
+            finally:
+                self._stack.pop()
+        return self._made[key]
+
+    def _joined(self, name: str, end: End, choice: str) -> str | None:
+        parts = [
+            text
+            for entry in self._entries.get(name, ())
+            if entry.end in ("", end) and entry.choice == choice and (text := self.fill(entry.expr)) is not None
+        ]
         if not parts:
             return None
         return parts[0] if len(parts) == 1 else " or ".join(enclosed(part) for part in dict.fromkeys(parts))
