@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: try test lint bench clean
+.PHONY: try test lint docs bench clean
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV) 2>/dev/null || python3 -m venv $(VENV)
@@ -21,6 +21,10 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m kvdoctor.rulebook.lint
+
+# generated pages, the command reference, and the output shown in the docs and the README
+docs: $(VENV)/.installed
+	$(BIN)/python docs/refresh.py
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks

@@ -6,8 +6,6 @@ below them is written here, when a comment above the block says which part of th
     <!-- shown: first screen; Evidence --> all before the first blank line, then the section with that heading
     <!-- shown: 1-8 -->                   lines 1 to 8; "all" for all
     <!-- not run: needs a GPU -->         nothing is run, the block stays as it is
-
-``<!-- waits for: NAME -->`` in a file: the command is not there yet, so blocks that use it are not run.
 """
 
 from __future__ import annotations
@@ -25,7 +23,6 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 REPORT = re.compile(r"(<!-- report:start -->\n```\n).*?(```\n<!-- report:end -->)", re.S)
 BLOCK = re.compile(r"(?:<!-- (?P<mark>shown|not run): (?P<what>[^\n]*?) -->\n)?```console\n(?P<body>.*?)```\n", re.S)
-WAITS = re.compile(r"<!-- waits for: ([^\n]*?) -->")
 GENERATED = ("flags.md", "commands.md")
 SAMPLE = "sample:vllm-saturated"
 
@@ -95,11 +92,10 @@ def with_report(text: str) -> str:
 
 def with_output(text: str) -> str:
     """A page with the output of its commands."""
-    waiting = waits(text)
 
     def block(match: re.Match[str]) -> str:
         commands = [line[2:] for line in match["body"].splitlines() if line.startswith("$ ")]
-        if match["mark"] == "not run" or {command.split()[1] for command in commands} & waiting:
+        if match["mark"] == "not run":
             return match[0]
         outputs = [run(command) for command in commands]
         shown = pick(outputs[-1], match["what"]) if match["mark"] == "shown" else []
@@ -108,11 +104,6 @@ def with_output(text: str) -> str:
         return f"{head}```console\n{body}\n```\n"
 
     return BLOCK.sub(block, text)
-
-
-def waits(text: str) -> set[str]:
-    """Commands a page describes that are not there yet."""
-    return {name.strip() for found in WAITS.findall(text) for name in found.split(",")}
 
 
 def pick(output: str, selectors: str) -> list[str]:

@@ -60,6 +60,9 @@ COUNT_ERROR = 0.30
 TIME_ERROR = 0.30
 """Largest relative difference between the time the replay takes and the time the server took."""
 
+FITS = 2
+"""Times the step costs may be corrected by the pace of the window."""
+
 MIN_FINISHED = 30
 """Requests that must have ended in the window."""
 
@@ -526,7 +529,7 @@ class _Replay:
         """Reproduce, then search, then judge."""
         seen = self.seen
         candidates = self._candidates()
-        # reproducing takes two passes of the judging loads; grown demand is twice the requests
+        # reproducing takes up to 1 + FITS passes; grown demand is twice the requests
         units = SEARCH_SEEDS * len(candidates) + JUDGE_SEEDS * (
             2 + 1 + len({lever for lever, _ in candidates}) + 1 + 1 + 2
         )
@@ -675,14 +678,23 @@ class _Replay:
 
     def _reproduce(self, loads: Sequence[Workload], part: _Stretch, cost: CostModel) -> tuple[str | None, CostModel]:
         """Whether the replay gives the counted preemptions in the time it took: (why not, or None; the cost used)."""
-        counts, seconds = self._counted(loads, part, cost)
+        first = cost
+        counts, seconds, prefilled = self._counted(loads, part, cost)
         if part.seconds is not None and seconds > 0:
-            ratio = part.seconds / seconds
-            if abs(ratio - 1) > 0.05 and 0.5 <= ratio <= 2.0:
-                cost = _scaled(cost, ratio)
-                self.assumed.append(f"step costs scaled by {ratio:.2f}, so that as many requests end in as much time")
-                counts, seconds = self._counted(loads, part, cost)
-            if seconds > 0 and abs(part.seconds / seconds - 1) > TIME_ERROR:
+            for _ in range(FITS):
+                if abs(part.seconds / seconds - 1) <= 0.05:
+                    break
+                fitted = _fitted(cost, part.seconds, seconds, prefilled)
+                if fitted is None:
+                    break
+                cost = fitted
+                counts, seconds, prefilled = self._counted(loads, part, cost)
+            if cost != first:
+                self.assumed.append(
+                    f"step costs fitted to the pace of the window: {cost.floor_s * 1000:.1f} ms a step, "
+                    f"{1 / cost.token_s:,.0f} prompt tokens/s"
+                )
+            if abs(part.seconds / seconds - 1) > TIME_ERROR:
                 return (
                     f"the replay takes {seconds:.0f} s for the requests that ended in {part.seconds:.0f} s: its step costs do "
                     "not describe this server"
@@ -697,9 +709,10 @@ class _Replay:
         self.say = f"replayed as it is: {mean:.0f} preemptions, counted {part.preempted:.0f}"
         return None, cost
 
-    def _counted(self, loads: Sequence[Workload], part: _Stretch, cost: CostModel) -> tuple[list[int], float]:
-        """Preemptions until as many requests have ended as in the window, per load, and the mean time that took."""
+    def _counted(self, loads: Sequence[Workload], part: _Stretch, cost: CostModel) -> tuple[list[int], float, float]:
+        """Until as many requests have ended as in the window: preemptions per load, mean seconds, mean prefill tokens."""
         counts: list[int] = []
+        prefilled: list[int] = []
         times: list[float] = []
         engines = self.seen.engines
         for load in loads:
@@ -728,8 +741,9 @@ class _Replay:
                 for server in servers:
                     server.advance(now)
             counts.append(sum(server.record.preemptions for server in servers))
+            prefilled.append(sum(server.record.prefill_tokens for server in servers))
             times.append(now)
-        return counts, statistics.fmean(times)
+        return counts, statistics.fmean(times), statistics.fmean(prefilled) / engines
 
     def _refused(self, problem: str, part: _Stretch) -> WhatIfResult:
         unknown = Unknown(f"no promise: {problem}", "a per-request log or a longer window describes the load better")
@@ -874,7 +888,19 @@ def _accepted(count: float) -> tuple[float, float]:
     return min(lo, count * (1 - COUNT_ERROR)), max(hi, count * (1 + COUNT_ERROR))
 
 
-def _scaled(cost: CostModel, ratio: float) -> CostModel:
+def _fitted(cost: CostModel, wanted_s: float, took_s: float, prefilled: float) -> CostModel | None:
+    """Step costs with which the replay comes nearer to the time the window took; None when nothing plausible does.
+
+    The speed of prefill is the less certain of the two figures: requests wait, and are thrown out, while the server counts
+    their time as prefill. It is corrected first, within a tenth and twice of what was told; else all costs together.
+    """
+    if prefilled > 0 and cost.token_s > 0:
+        token_s = cost.token_s + (wanted_s - took_s) / prefilled
+        if 0.1 <= token_s / cost.token_s <= 2.0:
+            return replace(cost, token_s=token_s)
+    ratio = wanted_s / took_s
+    if not 0.5 <= ratio <= 2.0:
+        return None
     return replace(
         cost,
         overhead_s=cost.overhead_s * ratio,

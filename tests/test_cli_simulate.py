@@ -114,7 +114,7 @@ def test_a_trace_and_the_line_of_its_mistake(tmp_path: Path) -> None:
         (("--seed-load", "chat", "--format", "xml"), "choose text, json or csv"),
         (("--seed-load", "chat", "--allocator", "heap"), "choose paged"),
         (("--seed-load", "chat", "--ttft-limit", "0"), "above 0"),
-        (("no-such-file.csv",), "cannot read"),
+        (("no-such-file.csv",), "does not exist"),
     ],
 )
 def test_usage_errors_are_one_line(words: tuple[str, ...], says: str) -> None:

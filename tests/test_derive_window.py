@@ -274,3 +274,15 @@ def test_the_longest_run_of_equal_values(values: list[float]) -> None:
             j += 1
         best = max(best, j - i)
     assert last_run(values) == best
+
+
+def test_aborts_are_counted_once() -> None:
+    def with_aborts(aborts: int, done: int) -> str:
+        return (
+            page(finished=done, generated=100 + done)
+            + f'vllm:request_success_total{{engine="0",finished_reason="abort",model_name="m"}} {aborts}\n'
+        )
+
+    (view,) = views(("m_1795000100.prom", with_aborts(0, 10)), ("m_1795000110.prom", with_aborts(10, 40)))
+    assert fact(view, "req.finished").hi == 30
+    assert fact(view, "req.error_share").hi == 0.25

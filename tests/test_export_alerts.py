@@ -280,7 +280,8 @@ def test_yaml_reads_back_what_was_written(tree: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize(
-    "word", ["yes", "NO", "on", "null", "~", "1e3", "12:30", "010", "- x", "a: b", "#x", "a\nb", "'", " x"]
+    "word",
+    ["yes", "NO", "on", "null", "~", "1e3", "12:30", "010", "- x", "a: b", "#x", "a\nb", "a\n", "\na", "'", " x"],
 )
 def test_yaml_keeps_text_that_looks_like_something_else(word: str) -> None:
     assert yaml.safe_load(dump({"k": word, "l": [word]})) == {"k": word, "l": [word]}

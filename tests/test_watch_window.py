@@ -19,7 +19,7 @@ from kvdoctor.watch.log import HEAD, TAIL, LogWindow
 from kvdoctor.watch.pump import pump
 from kvdoctor.watch.replay import Replay
 from kvdoctor.watch.rows import History, Row, Server, total
-from kvdoctor.watch.sample import Sample
+from kvdoctor.watch.sample import Page, Sample
 from kvdoctor.watch.watcher import Watcher
 
 STORIES = ["vllm-saturated", "vllm-watermark", "sglang-retract", "llamacpp-overflow", "vllm-start-fail"]
@@ -303,3 +303,14 @@ def test_a_source_is_closed_whatever_happens() -> None:
     with pytest.raises(RuntimeError):
         pump(played, watcher(), broken, threading.Event())
     assert played.closed == 1
+
+
+def test_pages_that_are_no_metrics_all_stay_because_each_tells_something_of_its_own() -> None:
+    one = watcher()
+    for second in range(6):
+        text = b'{"iter": %d, "iterLatencyMS": 5.0, "numActiveRequests": 2}\n' % second
+        name = f"server-1/metrics.{T0 + second:.3f}.txt"
+        member = memory_member(name, text, time=T0 + second, origin="http://h/metrics")
+        one.feed(Sample(T0 + second, (Page("h", member),)))
+    one.finish()
+    assert len(one.window().members) == 6

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 
@@ -120,6 +121,12 @@ def _kubectl(line: str, moment: datetime) -> str:
     return f"[pod/vllm-7c9f-x2/server] {line}"
 
 
+def _ray(text: str, year: int) -> bytes:
+    """Workers of different servers have different process ids."""
+    pid = 4_000 + zlib.crc32(text.encode()) % 50_000
+    return "".join(f"(RayWorkerWrapper pid={pid}, ip=10.0.0.2) {line}\n" for line in text.splitlines()).encode()
+
+
 WRAPPERS: dict[str, Wrapper] = {
     "docker-json": _each(lambda line, moment: _docker(line + "\n", moment)),
     "docker-json-split": _each(_docker_split),
@@ -132,7 +139,7 @@ WRAPPERS: dict[str, Wrapper] = {
     "kubectl-prefix": _each(_kubectl),
     "kubectl-prefix-times": _after(_kubectl, _kubernetes),
     "gke-level": _each(lambda line, moment: f"INFO {line}"),
-    "ray": _each(lambda line, moment: f"(RayWorkerWrapper pid=4711, ip=10.0.0.2) {line}"),
+    "ray": _ray,
     "journald": _each(_journal),
     "journald-json": _each(_journal_json),
     "journald-bytes": _each(_journal_bytes),

@@ -618,7 +618,12 @@ def _finished(view: View) -> None:
     if isinstance(total, Delta):
         parts = {k: d for k in view.keys("req.finished") if isinstance(d := view.delta("req.finished", key=k), Delta)}
         bad = math.fsum(d.value for k, d in parts.items() if k.lower() in bad_keys)
-        extra = [d for role in ("req.aborted", "req.failed") if isinstance(d := view.delta(role), Delta)]
+        # the same series read by its reason label would count aborts and errors twice
+        own = total.source.rsplit(" ", 1)[-1]
+        extra = [
+            d for role in ("req.aborted", "req.failed")
+            if isinstance(d := view.delta(role), Delta) and d.source.rsplit(" ", 1)[-1] != own
+        ]  # fmt: skip
         failed = bad + math.fsum(d.value for d in extra)
         good = total.value - bad
         span = total.span

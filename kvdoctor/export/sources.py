@@ -69,14 +69,14 @@ class _Lines:
     def __init__(self, text: str, first: int = 1) -> None:
         self.text = text
         self.first = first
-        self.at: dict[str, int] = {}
+        self.after: dict[str, int] = {}
 
     def of(self, value: str) -> int:
         for ascii_only in (False, True):
             spelled = json.dumps(value, ensure_ascii=ascii_only)
-            found = self.text.find(spelled, self.at.get(spelled, 0))
+            found = self.text.find(spelled, self.after.get(spelled))
             if found >= 0:
-                self.at[spelled] = found + 1
+                self.after[spelled] = found + 1
                 return self.first + self.text.count("\n", 0, found)
         return self.first
 

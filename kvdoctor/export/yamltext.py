@@ -59,9 +59,14 @@ def _lines(tree: Tree, indent: int) -> Iterator[str]:
         yield pad + scalar(tree)
 
 
+def _edges(value: str) -> bool:
+    """Does a literal block keep how the text begins and ends?"""
+    return value[0] not in " \n" and value[-1] != "\n"
+
+
 def _entry(head: str, value: Tree, indent: int) -> Iterator[str]:
     if isinstance(value, str):
-        if "\n" in value and all(line.isprintable() for line in value.splitlines()) and value[0] not in " \n":
+        if "\n" in value.strip() and all(map(str.isprintable, value.split("\n"))) and _edges(value):
             yield f"{head} |-"
             pad = " " * (indent + 2)
             for line in value.split("\n"):

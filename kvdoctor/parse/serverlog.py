@@ -201,6 +201,7 @@ class Line:
     rank: str
     pid: int | None
     repeat: int
+    clock: str = ""
 
 
 _CRI = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)) (?:stdout|stderr) [FP] ")
@@ -329,11 +330,10 @@ def _json_time(record: Mapping[str, object]) -> float | None:
 
 @dataclass(slots=True)
 class Unwrapper:
-    """Takes wrapping off lines. Keeps what it learnt of the clock (``year``) and which wrappers it met."""
+    """Takes wrapping off lines. ``year`` dates stamps without one; ``met`` counts the wrappers that were met."""
 
     year: int | None = None
     met: dict[str, int] = field(default_factory=dict)
-    clock: str = ""
 
     def __call__(self, raw: str) -> list[Line]:
         """The bare line or, where one physical line holds several (escaped newlines), all of them."""
@@ -366,20 +366,16 @@ class Unwrapper:
             match = _SGLANG_RANK.search(text[:80])
             if match:
                 rank = "_".join(match.group(1).split())
-        when = zoned
-        if when is not None:
-            self.clock = "zone"
-        else:
+        when, clock = zoned, "zone"
+        if when is None:
             when, clock = parse_time(text, self.year)
             if when is None and loose is not None:
                 when, clock = loose
-            if clock and (not self.clock or clock == "zone"):
-                self.clock = clock
         if "\\n" in text and ("Traceback" in text or "rror" in text):
             parts = [p for p in text.replace("\\\\n", "\\n").split("\\n") if p]
         else:
             parts = text.split("\n") if "\n" in text else [text]
-        return [Line(part.rstrip("\r"), when, rank, pid, repeat) for part in parts if part]
+        return [Line(part.rstrip("\r"), when, rank, pid, repeat, clock) for part in parts if part]
 
     def _peel(self, text: str) -> tuple[str | None, float | None, str]:
         """The text without its outermost wrapper (None: there is none), the wrapper's time and how sure it is."""
@@ -898,7 +894,9 @@ class _LogReader:
         self.lines: list[bytes] = []
         self.above: list[bytes] = []
         self.partial: _Rule | None = None
-        self.first_time: float | None = None
+        self.clocks: dict[str, int] = {}
+        self.first: list[tuple[float, str]] = []
+        self.earliest: tuple[int, float] | None = None
         self.latest: tuple[int, float] | None = None
 
     def block(self, block: bytes, *, more: bool = False) -> bytes:
@@ -910,8 +908,8 @@ class _LogReader:
         if self.partial is not None:
             back = _join_partials(lines, self.partial, more)
             block = b"\n".join(lines)
-        if self.first_time is None:
-            self.first_time = self._edge(lines[:40])
+        if not self.first:
+            self.first = self._times(lines[:40])
         if self.kinds_size > SHAPE_BYTES:
             self.kinds.clear()
             self.kinds_size = 0
@@ -952,12 +950,19 @@ class _LogReader:
                 kind = self.matcher.kind(line_shape(line[1]))
                 if kind is not None:
                     self._read(line, kind)
-        last_time = self._edge(self.above[::-1][:40])
+        last = self._times(self.above[::-1][:40])
+        # lines of other programs may stand beside the server's: the server's own kind of clock counts
+        clocks = self.clocks or {kind: 1 for _, kind in last[:1] or self.first[:1]}
+        clock = max(clocks, key=lambda kind: clocks[kind]) if clocks else ""
+        first_time = next((time for time, kind in self.first if kind == clock), None)
+        last_time = next((time for time, kind in last if kind == clock), None)
+        if first_time is None:
+            first_time = self.earliest[1] if self.earliest is not None else last_time
         if last_time is None:
-            last_time = self.latest[1] if self.latest is not None else self.first_time
+            last_time = self.latest[1] if self.latest is not None else first_time
         events = self.bag.all()
-        if self.unwrap.clock == "yearless":
-            events, last_time = _across_new_year(events, self.first_time, last_time)
+        if clock == "yearless":
+            events, last_time = _across_new_year(events, first_time, last_time)
         dropped = dict(self.bag.dropped)
         for ids, group in self.newest.items():
             for name in ids if group.lost else ():
@@ -968,21 +973,23 @@ class _LogReader:
             events=events,
             lines=self.number - 1,
             bad_lines=self.bad,
-            first_time=self.first_time,
+            first_time=first_time,
             last_time=last_time,
-            clock=self.unwrap.clock,
+            clock=clock,
             wrapping=max(self.unwrap.met, key=lambda k: self.unwrap.met[k]) if self.unwrap.met else "",
             encoding=encoding,
             dropped=dropped,
         )
 
-    def _edge(self, lines: Sequence[bytes]) -> float | None:
+    def _times(self, lines: Sequence[bytes]) -> list[tuple[float, str]]:
+        """Times of lines, in their order, each with how sure it is."""
+        found: list[tuple[float, str]] = []
         for raw in lines:
             if raw:
-                for line in self.unwrap(decode(raw[:2048]).rstrip("\r")):
-                    if line.time is not None:
-                        return line.time
-        return None
+                line = next(iter(self.quiet(decode(raw[:2048]).rstrip("\r"))), None)
+                if line is not None and line.time is not None:
+                    found.append((line.time, line.clock))
+        return found
 
     def _hold(self, group: _Newest) -> None:
         """Hold back lines of a kind of which enough were read; of one block only the newest can still be wanted."""
@@ -1039,8 +1046,6 @@ class _LogReader:
         lines = self.unwrap(decode(raw).rstrip("\r"))
         frames: list[str] | None = None
         for index, line in enumerate(lines):
-            if line.time is not None and (self.latest is None or number >= self.latest[0]):
-                self.latest = (number, line.time)
             found = self.matcher.match(line.text, kind.candidates)
             text = line.text
             if index == len(lines) - 1 and follow and (not found or any(event == "stats" for _, event, _ in found)):
@@ -1053,6 +1058,12 @@ class _LogReader:
                     found = again
                 elif not found:
                     text = line.text + rest
+            if found and line.time is not None:
+                self.clocks[line.clock] = self.clocks.get(line.clock, 0) + 1
+                if self.earliest is None or number < self.earliest[0]:
+                    self.earliest = (number, line.time)
+                if self.latest is None or number >= self.latest[0]:
+                    self.latest = (number, line.time)
             for template, event, fields in found:
                 made.append((template, event))
                 self.bag.add(LogEvent(template, event, fields, number, line.time, line.rank, line.pid, line.repeat))

@@ -94,14 +94,11 @@ class Watcher:
         *,
         window_s: float = WINDOW_S,
         scrapes: int = SCRAPES,
-        origin: str = "watch",
         steady_beat: bool = False,
     ) -> None:
         self._sliding = Sliding(rules, options)
         self._window_s = window_s
         self._step_s = window_s / scrapes
-        self._scrapes = scrapes
-        self._origin = origin
         self._steady_beat = steady_beat
         self._servers: dict[str, Server] = {}
         self._engines: dict[str, str] = {}
@@ -149,7 +146,7 @@ class Watcher:
             due = self._page(page) or due
         self._silence({p.server for p in sample.pages}, bool(sample.missing))
         rows = self._all_rows()
-        if sample.pages or not self._servers:
+        if sample.pages or sample.missing or not self._servers:
             self._history.add(now, rows)
         self._notice(rows)
         # the diagnosis tells the engine of a new server, the headroom, and of a log alone everything
@@ -177,7 +174,7 @@ class Watcher:
             gone = self._now - server.silent_since
             self._say(f"{server.name} answers again after {gone:.0f} s", changed=True)
             server.silent_since = None
-        kind = page.member.kind or METRICS
+        kind = page.member.kind or "other"
         kept = self._kept.setdefault((page.server, kind), deque())
         if kind != METRICS:
             # pages that tell what happened since they were read last: none may be left out
@@ -197,7 +194,7 @@ class Watcher:
                     if name == page.server:
                         old.clear()
                 self._first.pop(page.server, None)
-                self._passed.clear()
+                self._passed.pop((page.server, METRICS), None)
         if kept and self._now - kept[-1][0] < self._wait(page.server) - 0.05:
             self._passed[page.server, kind] = (self._now, page.member)
             return False
@@ -403,7 +400,7 @@ class Watcher:
         members = [m for kept in self._kept.values() for t, m in kept if t >= oldest]
         members += list(self._others.values())
         members += [m for log in self._logs.values() if (m := log.member()) is not None]
-        return Snapshot(tuple(members), self._missing, {}, self._now, self._origin, (), True)
+        return Snapshot(tuple(members), self._missing, {}, self._now, "watch", (), True)
 
 
 def _packed(member: Member) -> Member:
