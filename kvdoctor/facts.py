@@ -51,7 +51,8 @@ class Known:
     """A value with its provenance.
 
     ``lo == hi`` for measured and estimated values, ``lo < hi`` for bounds. Booleans and enums have ``lo == hi``.
-    ``events`` is the number of events or requests the value rests on (``None``: not a count of anything).
+    ``events`` is the number of events or requests the value rests on (``None``: not a count of anything). ``hint`` says how
+    to get a measured value in place of a bound.
     """
 
     lo: Value
@@ -62,6 +63,7 @@ class Known:
     note: str = ""
     events: float | None = None
     requests: float | None = None
+    hint: str = ""
 
     @property
     def exact(self) -> bool:

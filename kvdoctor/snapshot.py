@@ -19,7 +19,7 @@ import time as _time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 SCHEMA = "kvdoctor.snapshot/1"
 MANIFEST = "manifest.json"
@@ -121,11 +121,10 @@ def _file_member(path: Path, name: str) -> Member:
     size = path.stat().st_size
 
     def opener() -> BinaryIO:
-        stream: BinaryIO
-        with path.open("rb") as probe:
-            magic = probe.read(2)
-        stream = gzip.open(path, "rb") if magic == b"\x1f\x8b" else path.open("rb")  # type: ignore[assignment]
-        return stream
+        raw = path.open("rb")
+        packed = raw.read(2) == b"\x1f\x8b"
+        raw.seek(0)
+        return cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if packed else raw
 
     return Member(name, name, opener, size, None, epoch_in_name(name))
 
@@ -246,7 +245,9 @@ def _read_folder(path: Path) -> Snapshot:
     files = _walk(path, warnings, missing)
     members = [m for name, file in files if (m := _readable(file, name, missing)) is not None]
     if not members and not missing:
-        missing.append(Missing("folder", str(path), "holds no file that could be read", "give the folder with the server's files"))
+        missing.append(
+            Missing("folder", str(path), "holds no file that could be read", "give the folder with the server's files")
+        )
     return _with_manifest(Snapshot(tuple(members), tuple(missing), {}, None, str(path), tuple(warnings)))
 
 

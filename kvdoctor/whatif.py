@@ -44,12 +44,28 @@ Mode = Literal["none", "auto", "full"]
 BUDGET: Mapping[str, int] = {"auto": 20_000, "full": 100_000}
 """Simulated requests in all, over every cell and seed."""
 
-SEARCH_SEEDS = 3
-JUDGE_SEEDS = 5
-"""The best setting is looked for on some loads and judged on others, so that no figure is the best of many tries."""
-
 RUNNING_SHARES = (0.75, 0.5, 0.35)
 """Limits on running sequences that are tried, as shares of the most that were seen running."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Effort:
+    """How the budget is spent: loads to search on, loads to judge on, free shares and limits that are tried.
+
+    The best setting is looked for on some loads and judged on others, so that no figure is the best of many tries.
+    """
+
+    search: int
+    judge: int
+    free_shares: tuple[float, ...]
+    running_shares: tuple[float, ...]
+
+
+EFFORTS = (
+    _Effort(3, 5, WATERMARKS, RUNNING_SHARES),
+    _Effort(1, 3, (0.0, 0.01, 0.02, 0.05), RUNNING_SHARES[:2]),
+)
+"""The second is for servers with so many requests in flight that the first could not hold them all."""
 
 LONGER = 8
 """How many times the requests of the window a closed loop is replayed for, within the budget."""
@@ -429,9 +445,11 @@ def _load(seen: Observed, part: _Stretch, seed: str, longest: int, count: int) -
     else:
         arrivals = [0.0] * count
     requests: list[Request] = []
+    # who is met at work is met in proportion to the time it works
+    met = rng.choices(drawn, [one.output_tokens for one in drawn], k=part.running)
     for at, (when, shape) in enumerate(zip(arrivals, drawn, strict=False)):
         if at < part.running:
-            shape = _under_way(shape, rng.random())
+            shape = _under_way(met[at], rng.random())
         requests.append(replace(shape, arrival_s=when))
     return Workload("captured load", tuple(requests))
 
@@ -527,13 +545,17 @@ class _Replay:
 
     def run(self) -> WhatIfResult:
         """Reproduce, then search, then judge."""
-        seen = self.seen
-        candidates = self._candidates()
-        # reproducing takes up to 1 + FITS passes; grown demand is twice the requests
-        units = SEARCH_SEEDS * len(candidates) + JUDGE_SEEDS * (
-            2 + 1 + len({lever for lever, _ in candidates}) + 1 + 1 + 2
-        )
-        ready = self._ready(self.budget // units)
+        ready: tuple[_Stretch, int, Bench, str | None] | Unknown = Unknown("nothing was tried")
+        given = len(self.assumed)
+        for effort in EFFORTS:
+            candidates = self._candidates(effort)
+            # reproducing takes up to 1 + FITS passes; grown demand is twice the requests
+            levers = len({lever for lever, _ in candidates})
+            units = effort.search * (len(candidates) + 1) + effort.judge * (1 + FITS + 1 + levers + 1 + 1 + 2)
+            del self.assumed[given:]
+            ready = self._ready(self.budget // units, effort.judge)
+            if not isinstance(ready, Unknown):
+                break
         if isinstance(ready, Unknown):
             return _nothing(ready, assumed=tuple(self.assumed))
         part, longest, bench, problem = ready
@@ -543,8 +565,9 @@ class _Replay:
         if part.clients is not None:
             # a closed loop goes on as it was: more requests make the figures steadier
             count = max(count, min(self.budget // units, LONGER * count))
-        judged = [_load(seen, part, f"{self.seed}/judge/{at}", longest, count) for at in range(JUDGE_SEEDS)]
-        search = [_load(seen, part, f"{self.seed}/search/{at}", longest, count) for at in range(SEARCH_SEEDS)]
+        seen = self.seen
+        judged = [_load(seen, part, f"{self.seed}/judge/{at}", longest, count) for at in range(effort.judge)]
+        search = [_load(seen, part, f"{self.seed}/search/{at}", longest, count) for at in range(effort.search)]
         now = self._cell(bench, "as it is", judged, self.policy)
         tried = [(lever, value, self._tried(bench, search, lever, value)) for lever, value in candidates]
         base = self._cell(bench, "as it is", search, self.policy)
@@ -552,7 +575,7 @@ class _Replay:
 
     # ---- preparing
 
-    def _ready(self, most: int) -> tuple[_Stretch, int, Bench, str | None] | Unknown:
+    def _ready(self, most: int, seeds: int) -> tuple[_Stretch, int, Bench, str | None] | Unknown:
         """(what is replayed, longest sequence, the server, why it does not reproduce what was counted)."""
         seen = self.seen
         part = _stretch(seen.intervals, max(1, most))
@@ -564,14 +587,14 @@ class _Replay:
         if seen.max_model_len is not None:
             longest = min(longest, seen.max_model_len)
         self._note(part)
-        loads = [_load(seen, part, f"{self.seed}/window/{at}", longest, part.requests) for at in range(JUDGE_SEEDS)]
+        loads = [_load(seen, part, f"{self.seed}/window/{at}", longest, part.requests) for at in range(seeds)]
         problem, cost = self._reproduce(loads, part, self._cost())
         clients = None if part.clients is None else max(part.clients, seen.engines)
         return part, longest, Bench(self.pool, cost, self.limits, clients, self.goal), problem
 
     def captured(self, seeds: int) -> Captured | Unknown:
         """The load and the server for replays of the caller's choice."""
-        ready = self._ready(self.budget)
+        ready = self._ready(self.budget, EFFORTS[0].judge)
         if isinstance(ready, Unknown):
             return ready
         part, longest, bench, problem = ready
@@ -598,7 +621,9 @@ class _Replay:
         if seen.max_tokens is None:
             self.assumed.append("limits of requests (max_tokens) not told")
         if part.running:
-            self.assumed.append("requests that ran at the start had generated an even share of their output")
+            self.assumed.append(
+                "requests that ran at the start: long ones in proportion to their length, anywhere in their output"
+            )
         if seen.prefix_caching is None:
             self.assumed.append("prefix caching as the version's default")
         whole = _busy(seen.intervals)
@@ -635,7 +660,7 @@ class _Replay:
         self.simulated += sum(len(load.requests) for load in loads)
         return bench.cell(name, loads, policy, gpus=gpus * self.seen.engines, pool=pool, clients=clients)
 
-    def _candidates(self) -> list[tuple[str, float]]:
+    def _candidates(self, effort: _Effort) -> list[tuple[str, float]]:
         """(lever, value) that this version can be set to and that differ from what is in force."""
         turns = [lever for lever in self.scheduler.turns if self._turnable(lever)]
         out: list[tuple[str, float]] = []
@@ -643,12 +668,14 @@ class _Replay:
             out.append(("admission.full_prompt", 1.0))
         if "admission.free_share" in turns:
             out += [
-                ("admission.free_share", share) for share in WATERMARKS if share != self.policy.admission_free_share
+                ("admission.free_share", share)
+                for share in effort.free_shares
+                if share != self.policy.admission_free_share
             ]
         if "sched.max_running" in turns:
             top = max((one.running for one in self.seen.intervals), default=0.0)
             top = max(top, max((one.running_after for one in self.seen.intervals), default=0.0)) / self.seen.engines
-            limits = {max(1, round(top * share)) for share in RUNNING_SHARES}
+            limits = {max(1, round(top * share)) for share in effort.running_shares}
             out += [
                 ("sched.max_running", float(one)) for one in sorted(limits) if one < min(top, self.limits.max_num_seqs)
             ]

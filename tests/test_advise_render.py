@@ -99,4 +99,6 @@ def test_no_two_levers_against_each_other() -> None:
 def test_the_watermark_found_replaces_the_rule_of_thumb() -> None:
     found = plan([finding()], {"rule": {"admission.free_share": 0.05}}, setting(SIMULATED))
     assert found.policy == {"admission.free_share": 0.02}
-    assert plan([finding()], {"rule": {"admission.free_share": 0.05}}, setting(None)).policy == {"admission.free_share": 0.05}
+    assert plan([finding()], {"rule": {"admission.free_share": 0.05}}, setting(None)).policy == {
+        "admission.free_share": 0.05
+    }

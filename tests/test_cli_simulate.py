@@ -52,7 +52,17 @@ def test_the_same_seed_gives_the_same_answer_and_another_does_not() -> None:
 
 def test_compare_adds_twice_the_pool_and_twice_the_gpus() -> None:
     found = call(
-        "--seed-load", "agent", "--requests", "60", "--seeds", "1", "--compare", "--pool-tokens", "60000", "--format", "csv"
+        "--seed-load",
+        "agent",
+        "--requests",
+        "60",
+        "--seeds",
+        "1",
+        "--compare",
+        "--pool-tokens",
+        "60000",
+        "--format",
+        "csv",
     )
     rows = list(csv.DictReader(io.StringIO(found.stdout)))
     assert [(row["gpus"], row["pool_tokens"]) for row in rows] == [("1", "60000"), ("1", "120000"), ("2", "60000")]

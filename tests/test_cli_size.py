@@ -78,7 +78,9 @@ def test_the_pool_from_card_and_weights() -> None:
 
 
 def test_an_unknown_architecture_stays_unknown(tmp_path: Path) -> None:
-    path = write(tmp_path / "c.json", model_type="brand_new", num_hidden_layers=4, num_attention_heads=4, hidden_size=64)
+    path = write(
+        tmp_path / "c.json", model_type="brand_new", num_hidden_layers=4, num_attention_heads=4, hidden_size=64
+    )
     data = document(path, "--pool", "1GiB", code=3)
     assert data["bytes_per_token"] is None
     assert data["pool_tokens"] is None
@@ -98,7 +100,10 @@ def test_an_unknown_architecture_stays_unknown(tmp_path: Path) -> None:
         (("--layers", "2", "--kv-heads", "8", "--head-dim", "128", "--kv-dtype", "float3"), "unknown KV dtype"),
         (("--layers", "2", "--kv-heads", "8", "--head-dim", "128", "--pool", "much"), "write bytes"),
         (("--layers", "2", "--kv-heads", "8", "--head-dim", "128", "--length", "0"), "at least 1"),
-        (("--layers", "2", "--kv-heads", "8", "--head-dim", "128", "--gpu-memory", "8GiB", "--weights", "9GiB"), "nothing is left"),
+        (
+            ("--layers", "2", "--kv-heads", "8", "--head-dim", "128", "--gpu-memory", "8GiB", "--weights", "9GiB"),
+            "nothing is left",
+        ),
         (("--mla-rank", "512"), "--layers"),
         (("no-such.json",), "cannot read"),
         (("--layers", "2", "--kv-heads", "8", "--head-dim", "128", "--format", "csv"), "choose text or json"),

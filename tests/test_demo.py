@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -55,8 +56,8 @@ def test_a_limit_beats_a_second_gpu() -> None:
 
 
 def test_nothing_is_compared_across_a_restart() -> None:
-    report = watch(Demo(SCENARIOS["restart"]), 0.0)
-    assert len(report.targets) == 2
+    report = watch(Demo(SCENARIOS["restart"]), 8.0)
+    assert len(report.targets) >= 2
     entries = [entry.what for target in report.targets for entry in target.timeline]
     assert any("restarted" in entry for entry in entries)
     for target in report.targets:

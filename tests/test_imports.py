@@ -99,8 +99,9 @@ HEAVY = ("pandas", "numpy", "requests", "textual", "torch", "pynvml", "numba", "
 @pytest.mark.parametrize("argv", [["--help"], ["--version"]])
 def test_help_loads_nothing_heavy(argv: list[str]) -> None:
     code = (
-        "import sys; sys.argv = ['kvdoctor', *%r]\nfrom kvdoctor.cli import run\ntry:\n    run()\nexcept SystemExit:\n    pass\nprint([m for m in %r if m in sys.modules], file=sys.stderr)"
-        % (argv, HEAVY)
+        f"import sys; sys.argv = ['kvdoctor', *{argv!r}]\n"
+        "from kvdoctor.cli import run\ntry:\n    run()\nexcept SystemExit:\n    pass\n"
+        f"print([m for m in {HEAVY!r} if m in sys.modules], file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "[]"

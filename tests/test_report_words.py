@@ -118,3 +118,10 @@ def test_labels_name_facts_that_exist_and_tell_them_apart() -> None:
     assert set(words.LABELS) <= set(FACTS)
     assert len(set(words.LABELS.values())) == len(words.LABELS)
     assert words.label("a.b / c.d") == "a.b / c.d"
+
+
+def test_every_fact_has_a_name_of_its_own() -> None:
+    from kvdoctor.facts import FACTS
+    from kvdoctor.report.words import LABELS
+
+    assert set(LABELS) == set(FACTS)

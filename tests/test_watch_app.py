@@ -148,6 +148,22 @@ def test_a_capture_gets_the_last_minutes_and_its_answer_is_shown() -> None:
     assert len(taken[0].members) >= 4
 
 
+def test_a_capture_that_fails_is_told_and_the_view_goes_on() -> None:
+    def capture(past: Snapshot) -> str:
+        raise ValueError("no room")
+
+    async def play(app: WatchApp, pilot: Pilot[None]) -> None:
+        await pilot.press("c")
+        for _ in range(50):
+            await pilot.pause(0.02)
+            if "failed" in shown(app):
+                break
+        assert "the capture failed: ValueError: no room" in shown(app)
+        assert app.is_running
+
+    drive(play, capture=capture)
+
+
 def test_r_reads_at_once() -> None:
     sampler = Waiting(course())
 

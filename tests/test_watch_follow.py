@@ -212,7 +212,10 @@ def test_a_program_that_follows_a_log_is_ended_with_the_watch(tmp_path: Path, mo
 
 
 def test_a_program_that_fails_is_told_and_started_again_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _program(tmp_path / "docker", "echo 'Error: No such container: vllm'; exit 1")
+    script = (
+        f"[ -e {tmp_path}/tried ] && exec sleep 60\ntouch {tmp_path}/tried\necho 'Error: No such container'\nexit 1"
+    )
+    _program(tmp_path / "docker", script)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     now = [0.0]
     log = GrowingCommand("docker:vllm", Docker("vllm"), steady=lambda: now[0])

@@ -93,10 +93,10 @@ SCENARIOS: Mapping[str, Scenario] = {
             "missing-cooldown",
             "a few long requests are preempted again and again while short ones pass",
             (1.0,),
-            (Part(0.9, (100, 400), (40, 120)), Part(0.1, (1500, 2500), (300, 600))),
+            (Part(0.94, (100, 300), (40, 100)), Part(0.06, (1850, 2750), (200, 400))),
             12_288,
             policy=Policy(victim_order="largest"),
-            clients=(36,),
+            clients=(64,),
             args={"scheduler_cls": "demo.LargestFirst"},
         ),
         Scenario(
@@ -112,14 +112,14 @@ SCENARIOS: Mapping[str, Scenario] = {
         ),
         Scenario(
             "policy-not-capacity",
-            "prompts are admitted by their first chunk and evict each other: a limit helps more than a second GPU",
-            (1.0,),
-            (Part(1.0, (2000, 6000), (30, 90)),),
-            24_576,
-            policy=Policy(admission_mode="first_chunk"),
-            limits=Limits(max_batched_tokens=512, prefix_caching=False),
-            version="0.18.0",
-            clients=(24,),
+            "eight engines that each run one sequence more than fits: a limit does as much as eight more GPUs",
+            (1.0,) * 8,
+            (Part(1.0, (200, 300), (250, 350), slack=1.0),),
+            1328,
+            limits=Limits(max_batched_tokens=1024, prefix_caching=False),
+            max_model_len=1024,
+            warm_up_s=30.0,
+            clients=(5,) * 8,
         ),
         Scenario(
             "load-imbalance",
@@ -129,7 +129,7 @@ SCENARIOS: Mapping[str, Scenario] = {
             24_000,
             clients=(40, 2, 2, 2),
         ),
-        Scenario("restart", "the server is restarted while it is watched", (4.0,), _CHAT, 131_072, restart_at_s=2.0),
+        Scenario("restart", "the server is restarted while it is watched", (4.0,), _CHAT, 131_072, restart_at_s=12.0),
     )
 }
 """The scenarios by name."""

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from .exposition import Page
+from .exposition import Hist, Page
 from .rank import Rank, Step
 from .scenario import Scenario
 
@@ -220,7 +220,7 @@ def _banner(scenario: Scenario) -> list[tuple[str, str, str]]:
     if not scenario.limits.prefix_caching:
         settings["enable_prefix_caching"] = "False"
     pairs = ", ".join(f"'{key}': {value}" for key, value in settings.items())
-    lines = [
+    return [
         ("APIServer", "api_utils.py:347", f"vLLM API server version {scenario.version}"),
         ("APIServer", "api_utils.py:286", f"non-default args: {{{pairs}}}"),
         (
@@ -240,7 +240,6 @@ def _banner(scenario: Scenario) -> list[tuple[str, str, str]]:
         ),
         ("APIServer", "launcher.py:195", "Route: /version, Methods: GET"),
     ]
-    return lines
 
 
 def _iteration(number: int, step: Step) -> str:
@@ -277,7 +276,7 @@ _PLAIN: tuple[tuple[str, str, str, Pick], ...] = (
     ("generation_tokens_total", "counter", "Number of generation tokens processed.", lambda r: r.generated),
 )  # fmt: skip
 
-_HISTOGRAMS = (
+_HISTOGRAMS: tuple[tuple[str, str, Callable[[Rank], Hist]], ...] = (
     ("time_to_first_token_seconds", "Histogram of time to first token in seconds.", lambda r: r.ttft),
     ("inter_token_latency_seconds", "Histogram of inter-token latency in seconds.", lambda r: r.gap),
     ("e2e_request_latency_seconds", "Histogram of e2e request latency in seconds.", lambda r: r.e2e),

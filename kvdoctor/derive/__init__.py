@@ -36,6 +36,7 @@ def derive(intake: Intake) -> Derived:
         shape.add(view)
         liveness.add(view, intake.host)
         load.pressure(view)
+        view.hint_bounds()
     memory.peers_starting(views, intake.host)
     group: FactSet | None = None
     if len(views) > 1 or intake.bench:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from kvdoctor.engines.base import gap_for
@@ -79,6 +79,18 @@ class View:
         if gap is not None:
             return Unknown(gap.reason, gap.hint)
         return Unknown(reason, hint)
+
+    def hint_bounds(self) -> None:
+        """Give bounds the engine table's own way to a measured value."""
+        engine = self.target.engine
+        if engine is None:
+            return
+        for facts in (self.facts, *self.ranks.values()):
+            for name, fact in facts.values.items():
+                if isinstance(fact, Known) and not fact.exact and not fact.hint:
+                    gap = gap_for(engine, name, self.target.version)
+                    if gap is not None:
+                        facts.values[name] = replace(fact, hint=gap.hint)
 
     # ---------------------------------------------------------------- stats lines
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal
 
-from kvdoctor.parse.serverlog import EVENTS, LogTemplate
+from kvdoctor.parse.serverlog import LogTemplate
 from kvdoctor.policy import Policy
 
 Kind = Literal["gauge", "counter", "histogram", "summary", "info"]
@@ -430,7 +430,7 @@ def gap_for(engine: Engine, fact: str, version: str | None) -> Gap | None:
     """Why this engine does not tell ``fact`` (longest matching name first)."""
     best: Gap | None = None
     for gap in engine.gaps:
-        matches = fact == gap.fact or fact.startswith(gap.fact + ".") or fact.startswith(gap.fact + "_")
+        matches = fact == gap.fact or fact.startswith((gap.fact + ".", gap.fact + "_"))
         if (
             matches
             and in_range(version, gap.since, gap.until) in (True, None)

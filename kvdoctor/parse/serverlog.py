@@ -1094,18 +1094,61 @@ class _LogReader:
         return out
 
     def _frames(self, above: Sequence[bytes], line: Line) -> list[str]:
-        """Lines above an error, of the same process where lines say whose they are, nearest last (at most 120)."""
-        out: list[str] = []
+        """What led to an error, of the same process where lines say whose they are, nearest last (at most 120 lines).
+
+        The traceback that ends in it, where there is one. Else the lines above, without those that tell settings or name a
+        request: they name samplers and adapters that nobody used.
+        """
+        lines: list[str] = []
         for raw in above:
-            if not raw:
-                continue
             for item in self.quiet(decode(raw).rstrip("\r")):
                 if line.pid is not None and item.pid is not None and item.pid != line.pid:
                     continue
                 if line.pid is None and line.rank and item.rank and item.rank != line.rank:
                     continue
-                out.append(item.text)
-        return out[-120:]
+                lines.append(item.text)
+        traceback = _last_traceback(lines)
+        if traceback:
+            return traceback[-120:]
+        return [
+            text for text in lines[-120:]
+            if not any(event in _NO_FRAMES for _, event, _ in self.matcher.match(text))
+        ]  # fmt: skip
+
+
+_NO_FRAMES = USERS_TEXT | {"args", "banner", "stats", "pool", "memory"}
+_TRACE_BEGINS = "Traceback (most recent call last)"
+_TRACE_CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
+_TRACE_LINE = re.compile(
+    r"(?:^|\] |\) )(?:  (?: {2,})?\S|\s*File \"[^\"]{1,400}\", line \d|\s*[\^~]{2,}\s*$|[A-Za-z_][\w.]{0,120}(?:Error|Exception)(?::|$))"
+)
+
+
+def _last_traceback(lines: Sequence[str]) -> list[str]:
+    """The lines of the traceback that ends below, with those it was raised from; empty when there is none."""
+    taken: list[str] = []
+    frames = ended = False
+    between = 0
+    for text in reversed(lines):
+        if _TRACE_BEGINS in text:
+            ended = frames
+            taken.append(text)
+        elif any(words in text for words in _TRACE_CHAIN):
+            ended = False
+        elif ended:
+            if text.rstrip(" ]).")[-1:].isalnum() and not text.rstrip().endswith("]"):
+                break
+        elif _TRACE_LINE.search(text) is not None:
+            frames = frames or 'File "' in text
+            taken.append(text)
+        elif not taken:
+            between += 1
+            if between > _FAR_ABOVE:
+                return []
+    return taken[::-1] if frames else []
+
+
+_FAR_ABOVE = 20
 
 
 _STARTS = r"\s*(?:\(\w[^)\n]{0,80} pid=\d|\[[^\]\n]{0,40}\d\d:\d\d|(?:INFO|WARN(?:ING)?|ERROR|DEBUG|CRITICAL)\b|time=|Traceback "

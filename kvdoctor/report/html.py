@@ -200,7 +200,7 @@ def _comparisons(items: Iterable[Evidence]) -> list[list[str]]:
         said = flow(item.reason) if item.outcome is None and item.reason else flow(item.source)
         # nothing was measured where nothing is known
         how = how_word(item.how) if item.hi is not None else ""
-        rows.append([label(item.fact), el("span", left, cls="value"), "" if right == f"== {left}" else right, answer, how, said])  # fmt: skip
+        rows.append([label(item.fact), el("span", left, cls="value"), el("span", right, cls="keep"), answer, how, said])  # fmt: skip
     return rows
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvdoctor.facts import FACTS, LEVERS
-from kvdoctor.report.words import label, value
+from kvdoctor.report.words import MISDIAGNOSES, label, value
 from kvdoctor.rulebook.rule import Rule
 
 _STAGES = {
@@ -16,13 +16,6 @@ _STAGES = {
     7: "specific boundary",
     8: "general boundary",
 }
-_MISDIAGNOSES = {
-    1: "out of memory, but the KV cache is not the reason",
-    2: "P99 spikes with preemption",
-    3: "the same request is hit again and again",
-    4: "throughput falls as concurrency rises",
-    5: "more GPUs did not, or will not, help",
-}
 
 
 def page(rule: Rule) -> str:
@@ -30,7 +23,7 @@ def page(rule: Rule) -> str:
     body = rule.body
     out = [f"# {rule.id} {rule.name}", "", f"**{rule.title}.**", ""]
     out.append(f"Severity {rule.severity}; looked at in stage {rule.stage} ({_STAGES[rule.stage]})"
-               + (f"; belongs to misdiagnosis {rule.misdiagnosis}: {_MISDIAGNOSES[rule.misdiagnosis]}" if rule.misdiagnosis else "") + ".")  # fmt: skip
+               + (f"; belongs to misdiagnosis {rule.misdiagnosis}: {MISDIAGNOSES[rule.misdiagnosis]}" if rule.misdiagnosis else "") + ".")  # fmt: skip
     out += [
         "",
         f"What people take it for: {rule.looks_like}.",

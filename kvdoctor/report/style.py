@@ -88,6 +88,7 @@ thead th{color:var(--muted);font-weight:600;white-space:nowrap}
 tbody th{font-weight:400;min-width:8rem}
 .n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
 .value{font-weight:700}
+.keep{white-space:nowrap}
 .ok{color:var(--good);font-weight:700}
 .watch,.unknown{color:var(--warn);font-weight:700}
 .bad{color:var(--poor);font-weight:700}

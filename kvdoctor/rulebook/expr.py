@@ -961,7 +961,7 @@ def _gaps(leaf: Comparison, facts: Facts, evidence: Evidence, code: int) -> Iter
             yield Missing(
                 name,
                 f"known only to lie between {number(fact.lo)} and {number(fact.hi)}",
-                fact.note or "a measured value would decide it",
+                fact.hint or "a measured value would decide it",
             )
 
 

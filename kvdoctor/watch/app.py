@@ -332,7 +332,10 @@ class WatchApp(App[None]):
         self._say("writing the last minutes ...")
 
         def write() -> None:
-            said = capture(past)
+            try:
+                said = capture(past)
+            except Exception as error:  # noqa: BLE001 - the view goes on and says what happened
+                said = f"the capture failed: {type(error).__name__}: {error}"
             self._on_loop(lambda: self._say(said))
 
         threading.Thread(target=write, name="capture", daemon=True).start()

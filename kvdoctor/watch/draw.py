@@ -17,7 +17,7 @@ from kvdoctor.facts import Fact, Known, Unknown
 from kvdoctor.findings import DeviceMemory, TargetReport, Verdict
 from kvdoctor.report.marks import certainty, rank_word
 from kvdoctor.report.words import clean, flow, size, span, value
-from kvdoctor.watch.rows import Row, largest, total
+from kvdoctor.watch.rows import Row, fullest, largest, total
 from kvdoctor.watch.watcher import BAD_AT, WATCH_AT, Frame
 
 Cell = tuple[str, str]
@@ -210,18 +210,18 @@ def _verdict(frame: Frame, width: int) -> list[Line]:
 
 
 def _pool(frame: Frame, ui: Ui, width: int) -> list[Line]:
-    usage = largest(r.usage for r in frame.rows)
+    top = fullest(frame.rows)
     marks = _marks(frame)
-    fullest = max((r for r in frame.rows if r.usage is not None), key=lambda r: r.usage or 0.0, default=None)
     known_rows = sum(r.usage is not None for r in frame.rows)
-    note = f" fullest: {clean(fullest.name)}" if fullest is not None and known_rows > 1 and width >= 80 else ""
-    if usage is None:
+    note = f" fullest: {clean(top[0].name)}" if top is not None and known_rows > 1 and width >= 80 else ""
+    if top is None:
         first: Line = [
             (_label("KV pool"), "bold"),
             badge("NOT KNOWN", "unknown"),
             (" " + _why(frame, "kv.usage_last"), ""),
         ]
     else:
+        usage = top[1]
         room = max(min(width - LABEL - 7 - 12 - len(note), 60), 8)
         first = [(_label("KV pool"), "bold"), (f"{usage:>5.0%} ", "bold"), (bar(usage, room, marks, ui.plain), ""), (" ", ""), _level(usage), (note, "dim")]  # fmt: skip
     spark_room = max(width - LABEL - 16, 4)

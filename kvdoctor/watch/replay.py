@@ -108,7 +108,7 @@ class Replay:
             for member in group:
                 time = times.get(member.origin, member.time) if member.time is None else member.time
                 page = Page(servers[key], replace(member, kind="exposition"))
-                pages.append((time, order.get(member.origin, 0), page))
+                pages.append((time, order.get(member.origin, len(order)), page))
         spans = {m.origin: _schedule(m, sliding) for m in rest if sliding.runs(m.origin)}
         undated = sorted(((n, p) for t, n, p in pages if t is None), key=lambda np: np[0])
         known = [t for t, _, _ in pages if t is not None]

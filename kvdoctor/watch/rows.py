@@ -169,3 +169,9 @@ def largest(values: Iterable[float | None]) -> float | None:
     """The largest of the known ones; None when none is."""
     known = [v for v in values if v is not None]
     return max(known) if known else None
+
+
+def fullest(rows: Iterable[Row]) -> tuple[Row, float] | None:
+    """The row with the fullest pool and its usage; None when no usage is known."""
+    known = [(row, row.usage) for row in rows if row.usage is not None]
+    return max(known, key=lambda pair: pair[1]) if known else None

@@ -20,7 +20,7 @@ from kvdoctor.pipeline import Options, Sliding
 from kvdoctor.rulebook.rule import Rule
 from kvdoctor.snapshot import Member, Missing, Snapshot
 from kvdoctor.watch.log import LogWindow
-from kvdoctor.watch.rows import History, Row, Server, largest
+from kvdoctor.watch.rows import History, Row, Server, fullest
 from kvdoctor.watch.sample import Page, Sample
 
 WINDOW_S = 120.0
@@ -235,16 +235,13 @@ class Watcher:
     def _notice(self, rows: Iterable[Row]) -> None:
         """Events from the figures alone. A mark counts as left only five points below it, so that nothing flutters."""
         all_rows = list(rows)
-        usage = largest(r.usage for r in all_rows)
-        if usage is not None:
+        top = fullest(all_rows)
+        if top is not None:
+            row, usage = top
             for mark, above in self._above.items():
                 if not above and usage >= mark:
-                    fullest = max((r for r in all_rows if r.usage is not None), key=lambda r: r.usage or 0.0)
-                    self._say(
-                        f"KV pool of {fullest.name} at {usage:.0%}, over the {mark:.0%} mark",
-                        mark >= BAD_AT,
-                        changed=True,
-                    )
+                    text = f"KV pool of {row.name} at {usage:.0%}, over the {mark:.0%} mark"
+                    self._say(text, mark >= BAD_AT, changed=True)
                     self._above[mark] = True
                 elif above and usage < mark - 0.05:
                     self._say(f"KV pool back under the {mark:.0%} mark")

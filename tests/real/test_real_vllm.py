@@ -81,6 +81,9 @@ def drive(folder: Path, name: str, beside: tuple[str, ...], *flags: str) -> Run:
             command: engine.start_kvdoctor(*commands[command]) if exists(command) else None for command in beside
         }
         said = {command: engine.finish(process) if process else None for command, process in running.items()}
+        for command, spoken in said.items():
+            if spoken is not None:  # kept beside the logs: what a failure of a live step is understood from
+                (folder / f"{name}.{command}.txt").write_text("\n".join(map(str, spoken)), encoding="utf-8")
         driver.join()
         (outcomes, wall) = result[0]
         time.sleep(1)  # the last step's statistics
@@ -199,8 +202,8 @@ def test_recompute_is_measured_not_bounded(stock: Run) -> None:
 
 def test_watch_writes_one_verdict_a_line(stock: Run) -> None:
     status, out, err = answer(stock, "watch")
-    assert status == 0, err
     lines = [json.loads(line) for line in out.splitlines()]
+    assert status == 0, (err, [line["verdict"] for line in lines])
     assert len(lines) >= 3
     assert lines[-1]["target"]["engine"] == "vllm"
     assert any(line["verdict"]["misdiagnosis"] in (2, 3, 4) for line in lines), [line["verdict"] for line in lines]
