@@ -13,6 +13,7 @@ import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from datetime import UTC, datetime
 from functools import cache
 from typing import TypeVar
 
@@ -32,7 +33,7 @@ from kvdoctor.parse import (
     sniff,
     torch_snapshot,
 )
-from kvdoctor.parse.serverlog import LogEvent, ParsedLog, scan
+from kvdoctor.parse.serverlog import LogEvent, ParsedLog, later_year, parse_time, scan
 from kvdoctor.readings import Histogram, HostReadings, Intake, Key, LogRun, Reading, Scrape, Target, Timed
 from kvdoctor.snapshot import Member, Snapshot
 
@@ -63,7 +64,9 @@ class Reader:
 
     def kind_of(self, member: Member) -> str:
         """The kind of a member, which need not be of the last snapshot."""
-        return recognise.kind_of(member.head(sniff.HEAD), member.kind, forced=self._forced is not None)
+        return recognise.kind_of(
+            member.head(sniff.HEAD), member.kind, forced=self._forced is not None, name=member.name
+        )
 
     def engine_of(self, member: Member) -> str | None:
         """Name of the engine whose metrics page ``member`` of the last snapshot is; None for anything else."""
@@ -111,7 +114,7 @@ class _Part:
 
     def _read(self, member: Member) -> None:
         head = member.head(sniff.HEAD)
-        kind = recognise.kind_of(head, member.kind, forced=self.forced is not None)
+        kind = recognise.kind_of(head, member.kind, forced=self.forced is not None, name=member.name)
         handler = getattr(self, "_" + kind.replace("-", "_"), None)
         if handler is None:
             self._note(member, kind, _NOT_UNDERSTOOD.get(kind, "not understood: no known server prints this"))
@@ -356,7 +359,7 @@ class _Assembly:
         self.warnings.extend(w for p in parts for w in p.warnings)
         self.bench = [b for p in parts for b in p.bench]
         self.scrapes = [s for p in parts for s in p.scrapes]
-        self.runs = [r for p in parts for r in p.runs]
+        runs = [r for p in parts for r in p.runs]
         self.slots = [i for p in parts for i in p.slots]
         self.props = [i for p in parts for i in p.props]
         self.info = [i for p in parts for i in p.info]
@@ -370,6 +373,8 @@ class _Assembly:
             into = getattr(self.host, room.name)
             for part in parts:
                 into.extend(getattr(part.host, room.name))
+        self.runs = _on_one_clock(runs, [s[0] for s in self.scrapes], _kernel_times(self.host), self.warnings)
+        _kernel_on_clock(self.host, self.runs)
 
     def finish(self) -> Intake:
         targets = self._targets()
@@ -719,6 +724,164 @@ def _ordered(run: list[_Page]) -> list[_Page]:
     if all(p[0].time is not None for p in run):
         return sorted(run, key=lambda p: p[0].time or 0.0)
     return sorted(run, key=lambda p: (*_progress(p[0]), _natural(p[0].origin)))
+
+
+# ---------------------------------------------------------------- time
+
+ZONE_STEP_S = 1_800.0
+FARTHEST_ZONE_S = 14 * 3_600.0
+LINE_EVERY_S = 15.0
+
+
+def _on_one_clock(
+    runs: list[tuple[LogRun, SourceNote]], scrapes: Sequence[Scrape], kernel_times: Sequence[float], warnings: list[str]
+) -> list[tuple[LogRun, SourceNote]]:
+    """Logs whose stamps have no year or no zone, put on the clock of the scrapes where only one way fits.
+
+    Without scrapes the kernel log tells the year.
+    """
+    dated = [s for s in scrapes if s.time is not None]
+    ends = [s.time for s in dated[-1:] if s.time is not None] or list(kernel_times[-1:])
+    if not ends:
+        return runs
+    logs: dict[str, list[LogRun]] = {}
+    for run, _ in runs:
+        logs.setdefault(run.origin, []).append(run)
+    moved: dict[str, tuple[int, float]] = {}
+    for origin, pieces in logs.items():
+        if pieces[0].clock == "zone" or pieces[-1].last_time is None:
+            continue
+        years = _years_off(pieces[-1].last_time, ends[0]) if pieces[0].clock == "yearless" else 0
+        shift = _zone_off(pieces, years, dated)
+        if shift:
+            warnings.append(
+                f"{origin}: its clock has no zone; its lines fit the scrapes {shift / 3600:+g} h from UTC and were put there"
+            )
+        if years or shift:
+            moved[origin] = (years, shift)
+    return [(_moved(run, *moved[run.origin]) if run.origin in moved else run, note) for run, note in runs]
+
+
+def _stamps(log: kernel.KernelLog) -> list[kernel.Stamp]:
+    return [x.stamp for x in log.xids] + [k.stamp for k in log.kills] + [s.stamp for s in log.stalls]
+
+
+def _kernel_times(host: HostReadings) -> list[float]:
+    """Times with a year in the kernel logs, ascending."""
+    return sorted(s.clock for log in host.kernel for s in _stamps(log.value) if s.clock is not None)
+
+
+SAME_STORY_S = 600.0
+SAME_MOMENT_S = 30.0
+
+
+def _kernel_on_clock(host: HostReadings, runs: Sequence[tuple[LogRun, SourceNote]]) -> None:
+    """Kernel lines without a year or a zone, put on the clock of the servers' errors.
+
+    Local time stays where something stands within ten minutes of an error; else it moves by half hours when exactly one
+    move brings a line within half a minute of one. After this all of them count as placed.
+    """
+    errors = [
+        e.time for run, _ in runs for e in run.events
+        if e.event in ("error", "oom", "exit", "start_error") and e.time is not None
+    ]  # fmt: skip
+    if not errors:
+        return
+    for index, timed in enumerate(host.kernel):
+        if all(s.zoned or (s.clock is None and s.no_year is None) for s in _stamps(timed.value)):
+            continue
+        dated = {s: c for s in _stamps(timed.value) if not s.zoned and (c := _with_year(s, errors)) is not None}
+        shift = _shift_to(list(dated.values()), errors)
+        log = timed.value
+        host.kernel[index] = Timed(timed.origin, timed.time, replace(
+            log,
+            xids=tuple(replace(x, stamp=_placed(x.stamp, dated, shift)) for x in log.xids),
+            kills=tuple(replace(k, stamp=_placed(k.stamp, dated, shift)) for k in log.kills),
+            stalls=tuple(replace(s, stamp=_placed(s.stamp, dated, shift)) for s in log.stalls),
+        ))  # fmt: skip
+
+
+def _with_year(stamp: kernel.Stamp, errors: Sequence[float]) -> float | None:
+    if stamp.clock is not None or stamp.no_year is None:
+        return stamp.clock
+    year = datetime.fromtimestamp(errors[-1], UTC).year
+    guesses = [parse_time(stamp.no_year, year + more)[0] for more in (0, -1, 1)]
+    return min((g for g in guesses if g is not None), key=lambda g: abs(g - errors[-1]), default=None)
+
+
+def _shift_to(times: Sequence[float], errors: Sequence[float]) -> float:
+    def nearest(shift: float) -> float:
+        return min((abs(t + shift - e) for t in times for e in errors), default=math.inf)
+
+    if nearest(0.0) <= SAME_STORY_S:
+        return 0.0
+    steps = int(FARTHEST_ZONE_S / ZONE_STEP_S)
+    fits = [k * ZONE_STEP_S for k in range(-steps, steps + 1) if nearest(k * ZONE_STEP_S) <= SAME_MOMENT_S]
+    return fits[0] if len(fits) == 1 else 0.0
+
+
+def _placed(stamp: kernel.Stamp, dated: Mapping[kernel.Stamp, float], shift: float) -> kernel.Stamp:
+    clock = dated.get(stamp)
+    return stamp if clock is None else replace(stamp, clock=clock + shift, zoned=True)
+
+
+def _years_off(last: float, end: float) -> int:
+    """Years by which stamps without a year must move so that the log ends nearest to ``end``."""
+    guess = datetime.fromtimestamp(end, UTC).year - datetime.fromtimestamp(last, UTC).year
+    return min((guess, guess - 1, guess + 1), key=lambda years: abs(later_year(last, years) - end))
+
+
+def _zone_off(pieces: Sequence[LogRun], years: int, dated: Sequence[Scrape]) -> float:
+    """Seconds by which the log must move so that its stats lines say what the scrapes say; 0 when not exactly one fits."""
+    lines = [
+        (later_year(e.time, years), e.number("running"), e.number("kv_usage"))
+        for run in pieces for e in run.events if e.event == "stats" and e.time is not None
+    ]  # fmt: skip
+    seen = [
+        (s.time, _largest(s, "req.running"), _largest(s, "kv.usage"))
+        for s in dated if s.time is not None
+    ]  # fmt: skip
+    if not lines or len(seen) < 2:
+        return 0.0
+    steps = int(FARTHEST_ZONE_S / ZONE_STEP_S)
+    fits = [step * ZONE_STEP_S for step in range(-steps, steps + 1) if _says_the_same(lines, seen, step * ZONE_STEP_S)]
+    return fits[0] if len(fits) == 1 else 0.0
+
+
+def _largest(scrape: Scrape, role: str) -> float | None:
+    return max((r.value for r in scrape.values.get(role, {}).values()), default=None)
+
+
+_Said = tuple[float, float | None, float | None]
+
+
+def _says_the_same(lines: Sequence[_Said], seen: Sequence[_Said], shift: float) -> bool:
+    """Every scrape but one at most has a line within a few seconds, and these agree in running requests and usage."""
+    compared = 0
+    for time, running, usage in seen:
+        near = [line for line in lines if abs(line[0] + shift - time) <= LINE_EVERY_S]
+        if not near:
+            continue
+        if not any(
+            a is not None and running is not None and abs(a - running) <= max(2.0, 0.1 * running)
+            and b is not None and usage is not None and abs(b - usage) <= 0.05
+            for _, a, b in near
+        ):  # fmt: skip
+            return False
+        compared += 1
+    return compared >= max(2, len(seen) - 1)
+
+
+def _moved(run: LogRun, years: int, shift: float) -> LogRun:
+    def at(time: float | None) -> float | None:
+        return None if time is None else later_year(time, years) + shift
+
+    return replace(
+        run,
+        events=[replace(e, time=at(e.time)) for e in run.events],
+        first_time=at(run.first_time),
+        last_time=at(run.last_time),
+    )
 
 
 # ---------------------------------------------------------------- logs

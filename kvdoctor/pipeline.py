@@ -266,6 +266,7 @@ def _intervals(view: View) -> tuple[Interval, ...]:
     from kvdoctor.whatif import Interval
 
     rows: list[tuple[float | None, float, float, float, float]] = []
+    usages: list[float | None] = []
     for scrape in view.target.scrapes:
         running, waiting = _sum(scrape, "req.running"), _sum(scrape, "req.waiting")
         finished, preempted = _sum(scrape, "req.finished"), _sum(scrape, "preempt.total")
@@ -273,12 +274,14 @@ def _intervals(view: View) -> tuple[Interval, ...]:
             return ()
         # a labelled counter of finished requests appears with the first that ends
         rows.append((scrape.time, finished if finished is not None else math.nan, preempted if preempted is not None else math.nan, running, waiting))  # fmt: skip
+        held = [reading.value for reading in scrape.values.get("kv.usage", {}).values()]
+        usages.append(math.fsum(held) / len(held) if held else None)
     out: list[Interval] = []
-    for (t0, f0, p0, r0, w0), (t1, f1, p1, r1, w1) in zip(rows, rows[1:], strict=False):
+    for at, ((t0, f0, p0, r0, w0), (t1, f1, p1, r1, w1)) in enumerate(zip(rows, rows[1:], strict=False)):
         done, hit = _grown(f0, f1), _grown(p0, p1)
         if done is None or hit is None:
             return ()
-        out.append(Interval(None if t0 is None or t1 is None else t1 - t0, done, hit, r0, w0, r1, w1))
+        out.append(Interval(None if t0 is None or t1 is None else t1 - t0, done, hit, r0, w0, r1, w1, usages[at]))
     return tuple(out)
 
 

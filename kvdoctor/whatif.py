@@ -112,7 +112,10 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """What happened between two samples: seconds (None: no clock), requests ended and preempted, in flight at its ends."""
+    """What happened between two samples: seconds (None: no clock), requests ended and preempted, in flight at its ends.
+
+    ``usage`` is the share of the pool in use at its start, None when it is not told.
+    """
 
     seconds: float | None
     finished: float
@@ -121,6 +124,7 @@ class Interval:
     waiting: float
     running_after: float
     waiting_after: float
+    usage: float | None = None
 
     @property
     def before(self) -> float:
@@ -409,7 +413,7 @@ def _histogram(lengths: Lengths) -> Histogram:
     return Histogram.from_cumulative(buckets)
 
 
-def _load(seen: Observed, part: _Stretch, seed: str, longest: int, count: int) -> Workload:
+def _load(seen: Observed, part: _Stretch, seed: str, longest: int, count: int, pool: int) -> Workload:
     """One load: those in flight at the start, then the arrivals of every interval, with lengths drawn anew.
 
     ``count`` requests; more than the window held only in a closed loop, which simply goes on.
@@ -447,9 +451,12 @@ def _load(seen: Observed, part: _Stretch, seed: str, longest: int, count: int) -
     requests: list[Request] = []
     # who is met at work is met in proportion to the time it works
     met = rng.choices(drawn, [one.output_tokens for one in drawn], k=part.running)
+    usage = part.intervals[0].usage
+    held = None if usage is None else usage * pool * seen.engines
+    under_way = _under_way(met, [rng.random() for _ in met], held)
     for at, (when, shape) in enumerate(zip(arrivals, drawn, strict=False)):
         if at < part.running:
-            shape = _under_way(met[at], rng.random())
+            shape = under_way[at]
         requests.append(replace(shape, arrival_s=when))
     return Workload("captured load", tuple(requests))
 
@@ -460,15 +467,36 @@ def _reused(seen: Observed) -> float:
     return 0.0 if share is None or not seen.prefix_caching else min(max(share, 0.0), 0.9)
 
 
-def _under_way(shape: Request, done: float) -> Request:
-    """A request that runs already when the window begins: part of its output counts as prompt."""
-    made = min(shape.output_tokens - 1, int(done * shape.output_tokens))
-    return replace(
-        shape,
-        prompt_tokens=shape.prompt_tokens + made,
-        output_tokens=shape.output_tokens - made,
-        max_tokens=max(shape.max_tokens - made, shape.output_tokens - made),
-    )
+def _under_way(shapes: Sequence[Request], done: Sequence[float], held: float | None) -> list[Request]:
+    """Requests that run already when the window begins: the share ``done`` of each output counts as prompt.
+
+    Where ``held``, the tokens in the pool, is known, all are moved forwards or backwards until together they hold as many.
+    """
+    if held is not None and shapes:
+        low, high = -1.0, 1.0
+        for _ in range(20):
+            middle = (low + high) / 2
+            moved = [_moved(share, middle) for share in done]
+            total = sum(one.prompt_tokens + share * one.output_tokens for one, share in zip(shapes, moved, strict=True))
+            low, high = (middle, high) if total < held else (low, middle)
+        done = [_moved(share, low) for share in done]
+    out = []
+    for shape, share in zip(shapes, done, strict=True):
+        made = min(shape.output_tokens - 1, int(share * shape.output_tokens))
+        out.append(
+            replace(
+                shape,
+                prompt_tokens=shape.prompt_tokens + made,
+                output_tokens=shape.output_tokens - made,
+                max_tokens=max(shape.max_tokens - made, shape.output_tokens - made),
+            )
+        )
+    return out
+
+
+def _moved(share: float, by: float) -> float:
+    """A share moved towards 1 (``by`` above 0) or towards 0."""
+    return 1 - (1 - share) * (1 - by) if by > 0 else share * (1 + by)
 
 
 def decode_step(gaps: Lengths) -> float | None:
@@ -566,8 +594,10 @@ class _Replay:
             # a closed loop goes on as it was: more requests make the figures steadier
             count = max(count, min(self.budget // units, LONGER * count))
         seen = self.seen
-        judged = [_load(seen, part, f"{self.seed}/judge/{at}", longest, count) for at in range(effort.judge)]
-        search = [_load(seen, part, f"{self.seed}/search/{at}", longest, count) for at in range(effort.search)]
+        judged = [_load(seen, part, f"{self.seed}/judge/{at}", longest, count, self.pool) for at in range(effort.judge)]
+        search = [
+            _load(seen, part, f"{self.seed}/search/{at}", longest, count, self.pool) for at in range(effort.search)
+        ]
         now = self._cell(bench, "as it is", judged, self.policy)
         tried = [(lever, value, self._tried(bench, search, lever, value)) for lever, value in candidates]
         base = self._cell(bench, "as it is", search, self.policy)
@@ -587,7 +617,9 @@ class _Replay:
         if seen.max_model_len is not None:
             longest = min(longest, seen.max_model_len)
         self._note(part)
-        loads = [_load(seen, part, f"{self.seed}/window/{at}", longest, part.requests) for at in range(seeds)]
+        loads = [
+            _load(seen, part, f"{self.seed}/window/{at}", longest, part.requests, self.pool) for at in range(seeds)
+        ]
         problem, cost = self._reproduce(loads, part, self._cost())
         clients = None if part.clients is None else max(part.clients, seen.engines)
         return part, longest, Bench(self.pool, cost, self.limits, clients, self.goal), problem
@@ -598,7 +630,9 @@ class _Replay:
         if isinstance(ready, Unknown):
             return ready
         part, longest, bench, problem = ready
-        loads = tuple(_load(self.seen, part, f"{self.seed}/{at}", longest, part.requests) for at in range(seeds))
+        loads = tuple(
+            _load(self.seen, part, f"{self.seed}/{at}", longest, part.requests, self.pool) for at in range(seeds)
+        )
         return Captured(
             loads,
             bench,
@@ -708,8 +742,10 @@ class _Replay:
         first = cost
         counts, seconds, prefilled = self._counted(loads, part, cost)
         if part.seconds is not None and seconds > 0:
+            # arrivals by the clock set the pace themselves: only a replay that falls behind tells of the step costs
+            slack = 0.15 if part.clients is None else 0.05
             for _ in range(FITS):
-                if abs(part.seconds / seconds - 1) <= 0.05:
+                if abs(part.seconds / seconds - 1) <= slack:
                     break
                 fitted = _fitted(cost, part.seconds, seconds, prefilled)
                 if fitted is None:

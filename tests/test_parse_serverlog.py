@@ -158,6 +158,33 @@ def test_frames_of_interleaved_ranks_are_kept_apart() -> None:
     assert [e.fields["site"] for e in read(log).events if e.event == "oom"] == ["sampler", "prefill"]
 
 
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB of which 1.00 GiB is free."
+NAMING = (
+    "(APIServer pid=21) INFO 11-29 13:01:55 [utils.py:253] non-default args: {'model': 'acme/vision-7b', 'enable_lora': True, 'max_logprobs': 20}\n"
+    "(APIServer pid=21) INFO 11-29 13:04:59 [logger.py:59] Received request cmpl-1: params: SamplingParams(n=1, max_tokens=5, logprobs=None, prompt_logprobs=None), lora_request: None.\n"
+    "(Worker pid=42) DEBUG 11-29 13:05:00 [gpu_model_runner.py:4043] Running batch with BatchDescriptor(num_tokens=12, has_lora=False)\n"
+)
+
+
+def test_settings_and_requests_above_an_error_are_no_frames() -> None:
+    """They name adapters, samplers, log probabilities and pictures whether or not anybody used them."""
+    bare = read(NAMING + "ERROR 11-29 13:05:01 [core.py:1] " + OOM + "\n")
+    assert bare.events[-1].fields["site"] == "other"
+    frames = 'Traceback (most recent call last):\n  File "/vllm/v1/worker/gpu_worker.py", line 3, in load_model\n'
+    traced = read(frames + "RuntimeError: over\n" + NAMING + frames.replace("load_model", "capture_model") + OOM + "\n")
+    assert traced.events[-1].fields["site"] == "graph_capture"
+
+
+def test_the_error_an_error_was_raised_from_counts_too() -> None:
+    first = (
+        'Traceback (most recent call last):\n  File "/vllm/v1/sample/sampler.py", line 3, in sample\nRuntimeError: x\n'
+    )
+    again = 'Traceback (most recent call last):\n  File "/vllm/v1/engine/core.py", line 3, in step\n'
+    chained = first + "\nThe above exception was the direct cause of the following exception:\n\n" + again + OOM + "\n"
+    assert read(chained).events[-1].fields["site"] == "sampler"
+    assert read(first + "\n" + again + OOM + "\n").events[-1].fields["site"] == "other"
+
+
 # ---------------------------------------------------------------- damaged lines
 
 

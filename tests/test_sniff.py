@@ -96,11 +96,18 @@ def test_near_misses(text: str, kind: str) -> None:
     assert sniff(text.encode(), MARKERS) == kind
 
 
+def test_a_lone_number_is_told_by_the_cgroup_files_name() -> None:
+    assert sniff(b"62689902592\n", MARKERS, "pod/memory.current") == "cgroup"
+    assert sniff(b"max\n", MARKERS, "memory.max") == "cgroup"
+    assert sniff(b"62689902592\n", MARKERS, "notes.txt") == "unknown"
+    assert sniff(STATS.encode(), MARKERS, "memory.current") == "log"
+
+
 def test_files_of_cases_and_samples_are_all_told() -> None:
     for folder in (*CASES, *SAMPLES):
         for file in folder.iterdir():
             if file.name != "expect.toml" and file.is_file():
-                assert sniff(file.read_bytes()[:HEAD], MARKERS) not in ("unknown", "binary", "html"), file
+                assert sniff(file.read_bytes()[:HEAD], MARKERS, file.name) not in ("unknown", "binary", "html"), file
 
 
 @given(st.binary(max_size=2_000))

@@ -41,7 +41,7 @@ def watched(policy: Policy, *, clients: int | None, pool: int = 6400, count: int
     """A server that is watched every two seconds until everything has been served."""
     rng = random.Random(4)
     requests = [
-        Request(at * 0.25, rng.randint(100, 400), rng.randint(100, 400), 400) for at in range(count)
+        Request(at * 0.18, rng.randint(100, 400), rng.randint(100, 400), 400) for at in range(count)
     ]  # fmt: skip
     server = Engine(policy, pool_tokens=pool, cost=COST, limits=Limits(max_num_seqs=64), clients=clients)
     for request in requests:

@@ -100,13 +100,13 @@ def capture(
         sys.stderr.write("kvdoctor: nothing that could be captured was found; try: kvdoctor doctor\n")
         raise typer.Exit(EXIT_UNKNOWN)
     if dry_run or output is None:
-        sys.stdout.write("nothing was written (--dry-run)\n")
+        common.emit("nothing was written (--dry-run)\n")
         return
     try:
         size = write_archive(reduced, output, f"kvdoctor {__version__}")
     except OSError as error:
         common.fail(f"cannot write {output}: {error.strerror or error}; nothing was left behind")
-    sys.stdout.write(f"wrote {output} ({_size(size)})\nnext: kvdoctor diagnose {output}\n")
+    common.emit(f"wrote {output} ({_size(size)})\nnext: kvdoctor diagnose {output}\n")
 
 
 def _check_target(output: Path) -> None:

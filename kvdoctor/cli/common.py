@@ -95,22 +95,32 @@ def settings(config: Path | None, rules: Sequence[Path], sets: Sequence[str]) ->
     """Rules and settings from files, environment and options; usage error (2) when one is wrong."""
     from datetime import UTC, datetime
 
-    from kvdoctor.rulebook.config import ConfigError, load_config
+    from kvdoctor.rulebook.config import ConfigError, apply_config, load_config
     from kvdoctor.rulebook.rule import RuleError, load_rules
 
     today = datetime.now(UTC).date()
     try:
         loaded = load_config(Path.cwd(), config, os.environ, sets, today)
-        return load_rules((*loaded.rule_dirs, *rules)), loaded
+        found = load_rules((*loaded.rule_dirs, *rules))
+        apply_config(found, loaded)  # a changed threshold that does not exist is an error now, not in the middle
+        return found, loaded
     except (ConfigError, RuleError) as error:
         fail(str(error))
+
+
+def emit(text: str) -> None:
+    """To stdout. When the reader has gone (| head), what is left has no reader, and the exit code stays the true one."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def write(text: str, output: Path | None) -> None:
     """To stdout as it is, or to a file by a temporary file and a rename (never half-written)."""
     if output is None or str(output) == "-":
-        sys.stdout.write(text if text.endswith("\n") else text + "\n")
-        sys.stdout.flush()
+        emit(text if text.endswith("\n") else text + "\n")
         return
     temporary = output.with_name(f".{output.name}.{os.getpid()}.part")
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -62,7 +61,7 @@ def test(paths: Annotated[list[Path], typer.Argument(help="Rule files or folders
         common.fail(f"no .toml file in {', '.join(str(p) for p in paths)}")
     problems = lint(files)
     for problem in problems:
-        sys.stdout.write(f"{problem}\n")
+        common.emit(f"{problem}\n")
     if problems:
         raise typer.Exit(1)
-    sys.stdout.write(f"{len(files)} rule file(s), no problem\n")
+    common.emit(f"{len(files)} rule file(s), no problem\n")

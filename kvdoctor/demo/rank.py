@@ -71,7 +71,7 @@ class Rank:
         self.preemptions = Hist(PREEMPTION_EDGES)
         self.own_preemptions = Hist(OWN_PREEMPTION_EDGES)
         self.remaining = Hist(TOKEN_EDGES)
-        self.finished = {"stop": 0, "length": 0}
+        self.finished = {"stop": 0, "length": 0, "abort": 0, "error": 0}
         self.prompt_tokens = 0
         self.looked_up = 0
         self.found = 0

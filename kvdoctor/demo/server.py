@@ -147,7 +147,7 @@ class Demo:
         page.family("vllm:request_success_total", "counter", "Count of successfully processed requests.")
         for rank, mine in zip(self.ranks, labels, strict=True):
             for reason in ("stop", "length", "abort", "error"):
-                page.sample(rank.finished.get(reason, 0), {**mine, "finished_reason": reason})
+                page.sample(rank.finished[reason], {**mine, "finished_reason": reason})
         for name, text, pick in _HISTOGRAMS:
             page.family(f"vllm:{name}", "histogram", text)
             for rank, mine in zip(self.ranks, labels, strict=True):

@@ -62,9 +62,9 @@ def _markers() -> tuple[str, ...]:
     return tuple(m for e in engines().values() for m in e.log_markers)
 
 
-def kind_of(head: bytes, told: str | None, *, forced: bool = False) -> str:
+def kind_of(head: bytes, told: str | None, *, forced: bool = False, name: str = "") -> str:
     """The kind of a source from what its member says, else from its first bytes; with ``forced``, unknown text is a log."""
-    kind = told if told in KINDS else sniff.sniff(head, _markers())
+    kind = told if told in KINDS else sniff.sniff(head, _markers(), name)
     return "log" if forced and kind == "unknown" else kind or "unknown"
 
 

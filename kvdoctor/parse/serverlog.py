@@ -1112,7 +1112,7 @@ class _LogReader:
             return traceback[-120:]
         return [
             text for text in lines[-120:]
-            if not any(event in _NO_FRAMES for _, event, _ in self.matcher.match(text))
+            if "DEBUG" not in text[:80] and not any(event in _NO_FRAMES for _, event, _ in self.matcher.match(text))
         ]  # fmt: skip
 
 
@@ -1136,7 +1136,7 @@ def _last_traceback(lines: Sequence[str]) -> list[str]:
         elif any(words in text for words in _TRACE_CHAIN):
             ended = False
         elif ended:
-            if text.rstrip(" ]).")[-1:].isalnum() and not text.rstrip().endswith("]"):
+            if text.strip() and not text.rstrip().endswith("]"):  # a log prefix alone is a blank line
                 break
         elif _TRACE_LINE.search(text) is not None:
             frames = frames or 'File "' in text

@@ -27,6 +27,8 @@ _CGROUP = re.compile(
     r"^(?:anon|file|inactive_file|active_file|total_inactive_file|memory\.(?:current|max|high|stat|events|usage_in_bytes|limit_in_bytes)|oom_kill|cache|rss)[ =:\t]+(?:\d+|max)\b",
     re.M,
 )
+_LONE_NUMBER = re.compile(rb"\s{0,8}(?:\d{1,20}|max)\s{0,8}")
+_CGROUP_FILE = re.compile(r"memory\.(?:current|max|high|peak|swap\.\w{1,8}|usage_in_bytes|limit_in_bytes)$")
 _MEMINFO = re.compile(r"^MemTotal:\s+\d+ kB", re.M)
 _LOGISH = re.compile(
     r"\b(?:INFO|WARN(?:ING)?|ERROR|DEBUG|CRITICAL|FATAL)\b|\d\d:\d\d:\d\d|Traceback \(most recent call last\)|^\S*Error: |level=",
@@ -45,15 +47,17 @@ def is_binary(head: bytes) -> bool:
     return control > max(len(sample) // 100, 0) or b"\x00" in sample
 
 
-def sniff(head: bytes, log_markers: Iterable[str] = ()) -> str:
+def sniff(head: bytes, log_markers: Iterable[str] = (), name: str = "") -> str:
     """The kind of a source from its first 64 KiB.
 
     One of ``exposition log log-events smi-query smi-apps smi-table smi-q smi-xml kernel ps kubectl cgroup meminfo iterstats
     slots props server-info loads torch-snapshot probe bench-csv html empty binary unknown``. ``log_markers`` are pieces of
-    lines that only an engine prints.
+    lines that only an engine prints. ``name`` only tells which cgroup file a lone number comes from.
     """
     if not head.strip():
         return "empty"
+    if _LONE_NUMBER.fullmatch(head) and _CGROUP_FILE.search(name):
+        return "cgroup"
     if head[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
         return "torch-snapshot"
     if head[:16] == b"\x00" * 16:

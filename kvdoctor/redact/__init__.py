@@ -133,7 +133,7 @@ _DAMAGED = (OSError, EOFError, zlib.error)
 
 def _kind(member: Member, forced: bool) -> str:
     try:
-        return recognise.kind_of(member.head(sniff.HEAD), member.kind, forced=forced)
+        return recognise.kind_of(member.head(sniff.HEAD), member.kind, forced=forced, name=member.name)
     except _DAMAGED:
         return member.kind if member.kind in recognise.KINDS else "unknown"
 

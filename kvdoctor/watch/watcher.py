@@ -1,8 +1,9 @@
 """Samples in, frames out: the window, the diagnosis of it, and what happened.
 
 Two beats. Every sample: usage, queue, rates (a page costs about a fifth of a millisecond). Every ``window / scrapes`` seconds a
-page goes into the window and is read whole; the window is judged then, or at once after an event that changes the picture: a
-first preemption, a pool that crosses a watermark, a restart, a server that falls silent or comes back.
+page goes into the window. The window is judged on that beat, every second time while the verdict stays the same and every third time
+while the servers are idle as well; and at once after an event that changes the picture: a first preemption, a pool that crosses a
+watermark, a restart, a server that falls silent or comes back. A page is read whole once, at the first diagnosis that sees it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ SCRAPES = 24
 EARLY = 5
 EARLY_STEP_S = 2.0
 KEEP_S = 300.0
+SAME_FACTOR = 2.0
 QUIET_FACTOR = 3.0
 AT_ONCE_GAP_S = 2.0
 CALM_S = 15.0
@@ -119,6 +121,7 @@ class Watcher:
         self._now = 0.0
         self._above = {WATCH_AT: False, BAD_AT: False}
         self._last_hit: float | None = None
+        self._repeats = 0
         self._changed = False
 
     # ------------------------------------------------------------ samples
@@ -256,7 +259,7 @@ class Watcher:
 
     def _judge_if_due(self, page_due: bool, rows: Sequence[Row]) -> bool:
         since = None if self._judged is None else self._now - self._judged
-        beat = self._step_s if self._steady_beat or not self._quiet(rows) else self._step_s * QUIET_FACTOR
+        beat = self._step_s * (1.0 if self._steady_beat else self._patience(rows))
         early = page_due and any(self._now - t < EARLY * EARLY_STEP_S for t in self._first.values())
         if since is not None and not (
             since >= beat - 0.05 or early or (self._changed and since >= AT_ONCE_GAP_S - 0.05)
@@ -300,10 +303,14 @@ class Watcher:
             if glance is not None:
                 self._servers[name].read(glance, kept[-1][0])
 
-    def _quiet(self, rows: Sequence[Row]) -> bool:
-        return bool(rows) and all(
+    def _patience(self, rows: Sequence[Row]) -> float:
+        """How many steps until the window is judged again: an unchanged verdict can wait, and one of an idle server longer."""
+        if self._repeats < 2:
+            return 1.0
+        quiet = bool(rows) and all(
             r.usage is not None and r.usage < WATCH_AT and r.waiting == 0 and not r.preempt_rate for r in rows
         )
+        return QUIET_FACTOR if quiet else SAME_FACTOR
 
     def _slide(self) -> None:
         oldest = self._now - max(self._window_s, KEEP_S)
@@ -335,6 +342,7 @@ class Watcher:
     def _tell_change(self, before: Report | None, after: Report) -> None:
         old = None if before is None else before.main.verdict
         new = after.main.verdict
+        self._repeats = self._repeats + 1 if old is not None and old.rule == new.rule else 0
         if old is None or old.rule != new.rule:
             self._say(f"verdict: {new.title} ({new.rule})", new.severity in ("critical", "high"))
         was = set() if before is None else {v.rule for v in before.main.findings if v.muted_by is None}

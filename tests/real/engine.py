@@ -9,12 +9,14 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 READY_S = 240.0
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,23 +107,37 @@ def tail(log: Path, lines: int = 30) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
 
 
-def start_kvdoctor(*arguments: str) -> subprocess.Popen[str]:
-    """The command as a user runs it, in the background."""
+@dataclass(frozen=True, slots=True)
+class Command:
+    """kvdoctor as a user runs it, in the background; into files, since a pipe nobody reads yet would hold it up."""
+
+    process: subprocess.Popen[bytes]
+    out: IO[bytes]
+    err: IO[bytes]
+
+
+def start_kvdoctor(*arguments: str) -> Command:
     code = "import sys; from kvdoctor.cli import run; sys.exit(run())"
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+    return Command(
+        subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=out, stderr=err, cwd=ROOT), out, err
     )
 
 
-def finish(process: subprocess.Popen[str], timeout: float = 240.0) -> tuple[int, str, str]:
+def finish(command: Command, timeout: float = 240.0) -> tuple[int, str, str]:
     """Exit status, stdout, stderr."""
     try:
-        out, err = process.communicate(timeout=timeout)
+        status = command.process.wait(timeout)
     except subprocess.TimeoutExpired:
-        process.kill()
-        out, err = process.communicate()
-        raise AssertionError(f"{process.args!r} was not done after {timeout:.0f} s: {err}") from None
-    return process.returncode, out, err
+        command.process.kill()
+        command.process.wait()
+        raise AssertionError(f"{command.process.args!r} was not done after {timeout:.0f} s") from None
+    texts = []
+    for stream in (command.out, command.err):
+        with stream:
+            stream.seek(0)
+            texts.append(stream.read().decode())
+    return status, texts[0], texts[1]
 
 
 def kvdoctor(*arguments: str, timeout: float = 240.0) -> tuple[int, str, str]:
