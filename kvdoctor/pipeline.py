@@ -396,7 +396,7 @@ def exit_code(
     In ``check``, a rule at or above the level that is only suspected, while no rule of its family fired, is 3 too. ``accepted``
     are names of rules whose findings do not count.
     """
-    levels = SEVERITIES[: SEVERITIES.index(fail_on) + 1] if fail_on in SEVERITIES else ()  # type: ignore[arg-type]
+    levels = SEVERITIES[: SEVERITIES.index(fail_on) + 1] if fail_on in SEVERITIES else ()
     fired = [v for t in report.targets for v in t.findings if v.muted_by is None and v.rule not in accepted]
     if any(v.severity in levels for v in fired):
         return 1

@@ -409,6 +409,13 @@ SAID = [
         "concurrency",
         {"length": 32768, "ratio": 0.25},
     ),
+    Said(
+        LMD,
+        "lmd.pt.no_memory",
+        "RuntimeError: No enough gpu memory for kv cache.",
+        "start_error",
+        {"error": "pool_too_small"},
+    ),
     Said(LMD, "lmd.tm.no_blocks", "[TM][WARNING] No enough blocks.", "admission_blocked"),
     Said(LMD, "lmd.tm.context_begin", "[TM][INFO] context decoding start", "phase", {"what": "prefill", "begin": True}),
     Said(LMD, "lmd.tm.context_end", "[TM][INFO] context decoding end", "phase", {"what": "prefill", "begin": False}),

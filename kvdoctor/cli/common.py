@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn, cast, get_args
 
 import typer
 
@@ -22,6 +22,17 @@ def fail(message: str, code: int = EXIT_USAGE) -> NoReturn:
     """One clear line on stderr, then the exit code."""
     sys.stderr.write(f"kvdoctor: {message}\n")
     raise typer.Exit(code)
+
+
+WhatIfMode = Literal["none", "auto", "full"]
+
+
+def what_if_mode(text: str) -> WhatIfMode:
+    """The value of ``--what-if``."""
+    for mode in get_args(WhatIfMode):
+        if text == mode:
+            return cast("WhatIfMode", mode)
+    fail(f"--what-if {text}: choose none, auto or full")
 
 
 def samples_dir() -> Path:

@@ -76,8 +76,7 @@ def diagnose(
 
     if format not in ("text", "json", "html"):
         common.fail(f"--format {format}: choose text, json or html")
-    if what_if not in ("none", "auto", "full"):
-        common.fail(f"--what-if {what_if}: choose none, auto or full")
+    mode = common.what_if_mode(what_if)
     if engine is not None and engine not in engines():
         common.fail(f"--engine {engine}: choose one of {', '.join(sorted(engines()))}")
     active, loaded = common.settings(config, rules or (), set_ or ())
@@ -95,7 +94,7 @@ def diagnose(
         from kvdoctor.cli.live import take
 
         snapshot = take(url or [], log or [], window, header or [], timeout, engine)
-    report = run(snapshot, active, Options(engine=engine, what_if=what_if, config=loaded))
+    report = run(snapshot, active, Options(engine=engine, what_if=mode, config=loaded))
     if save is not None:
         from kvdoctor.cli.live import keep
 

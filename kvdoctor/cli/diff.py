@@ -40,8 +40,9 @@ def diff(
 
     if format not in ("text", "json"):
         common.fail(f"--format {format}: choose text or json")
+    mode = common.what_if_mode(what_if)
     active, loaded = common.settings(config, rules or (), set_ or ())
-    options = Options(what_if=what_if, config=loaded)
+    options = Options(what_if=mode, config=loaded)
     result = compare(*(diagnose(common.read([path]), active, options) for path in (before, after)))
     machine = to_dict(result, __version__)
     if format == "json":

@@ -70,6 +70,8 @@ def _comparable(a: View, b: View, but: Sequence[str] = ()) -> bool:
     for name in but:
         allowed.update(a.target.engine.canonical_args.get(name, ()))
         allowed.add(name)
+    if _side(a) != _side(b):
+        return False  # one computes prompts, the other holds what is generated: unlike by design
     common = a.target.args.keys() & b.target.args.keys()
     return all(a.target.args[k] == b.target.args[k] for k in common if k not in allowed)
 
@@ -387,14 +389,19 @@ def _tensor_parallel(group: FactSet, views: Sequence[View]) -> None:
 
 
 def _side(view: View) -> str | None:
-    """prefill or decode, of a disaggregated server, by its arguments."""
+    """prefill or decode, of a disaggregated server: by its arguments, else by the queues its stats lines name."""
     mode = (view.target.args.get("disaggregation_mode") or "").lower()
     if mode in ("prefill", "decode"):
         return mode
     role = view.target.args.get("kv_transfer_config") or view.target.args.get("kv_role") or ""
     if "kv_producer" in role:
         return "prefill"
-    return "decode" if "kv_consumer" in role else None
+    if "kv_consumer" in role:
+        return "decode"
+    named = {key for stats in view.stats for key in stats.event.fields}
+    if named & {"prealloc_usage", "pd_decode_queue"}:
+        return "decode"
+    return "prefill" if "pd_prefill_queue" in named else None
 
 
 def _disaggregated(group: FactSet, views: Sequence[View]) -> None:

@@ -14,7 +14,7 @@ from kvdoctor.parse import Unread
 
 if TYPE_CHECKING:
     from kvdoctor.parse.gpu import GpuReading
-    from kvdoctor.parse.kernel import Stall, Stamp, Xid
+    from kvdoctor.parse.kernel import Stall, Xid
     from kvdoctor.readings import HostReadings
 
 JOIN_S = 600.0
@@ -171,7 +171,7 @@ def _xids(view: View, host: HostReadings) -> None:
     errors = [e for e in _errors(view) if e.time is not None]
     xid, origin = found[0]
     source = f"{origin}:{xid.line}"
-    when = _clock(xid.stamp, errors)
+    when = xid.stamp.clock
     view.note_event(when, f"Xid {xid.number}", source)
     if when is None or not errors:
         if not _errors(view):
@@ -196,24 +196,6 @@ def _xids(view: View, host: HostReadings) -> None:
         view.facts.set("gpu.xid_order", measured("before_error", "e", source))
     else:
         view.facts.set("gpu.xid_order", measured("after_error", "e", source))
-
-
-def _clock(stamp: Stamp, errors: list[_Moment]) -> float | None:
-    """Wall clock of a kernel line; a line without a zone or year is put on the day of the nearest error."""
-    clock = stamp.clock
-    if clock is None or stamp.zoned or not errors:
-        return clock
-    times = [e.time for e in errors if e.time is not None]
-    nearest = min(times, key=lambda t: abs(t - clock)) if times else None
-    if nearest is None or abs(nearest - clock) <= JOIN_S:
-        return clock
-    gap = nearest - clock
-    # local time against UTC: a whole number of quarter hours, at most 14 h; or a missing year: whole days
-    for unit, most in ((900.0, 14 * 3600.0), (86_400.0, math.inf)):
-        shift = round(gap / unit) * unit
-        if abs(shift) <= most and abs(gap - shift) <= min(JOIN_S, unit / 2 - 1):
-            return clock + shift
-    return clock
 
 
 # -------------------------------------------------------------------- kills and hangs

@@ -175,12 +175,20 @@ def _quiet_v0(view: View) -> Known | None:
     if not is_v0(view) or not view.stats or view.has_role("preempt.total"):
         return None
     source = view.stats[-1].source
+    swapped = _swapped_out(view)
+    if swapped:
+        return Known(swapped, math.inf, "bound", "w", source, "so many were swapped out at once")
     if any(run.has_start for run in view.target.logs):
         return Known(0.0, 0.0, "measured", "w", source, "no preemption warning since the start", 0.0)
     usage = [v for s in view.stats if (v := s.event.number("kv_usage")) is not None]
     if usage and max(usage) < 0.9:
         return Known(0.0, 0.0, "estimated", "w", source, "no warning, and the pool is never near full", 0.0)
     return Known(0.0, 49.0, "bound", "w", source, "the warning is printed every 50th time only", 0.0)
+
+
+def _swapped_out(view: View) -> float:
+    """V0: the most requests that a stats line shows swapped out; 0 when none does."""
+    return max((n for s in view.stats if (n := s.event.number("swapped")) is not None), default=0.0)
 
 
 def _busy_seconds(view: View) -> float | None:
@@ -524,6 +532,14 @@ def _events(view: View) -> None:
             "preempt.victim_remaining_p50",
             Known(middle, middle, "measured", "L" if remaining[1] == "L" else "w", remaining[2]),
         )
+    resumed, brought = view.delta("observer.resumed"), view.delta("observer.resume_queries")
+    if isinstance(resumed, Delta) and isinstance(brought, Delta) and resumed.value > 0:
+        # what a victim brings with it when it comes back is what it had computed
+        mean = brought.value / resumed.value
+        facts.set(
+            "preempt.victim_computed_mean",
+            Known(mean, mean, "measured", "L" if brought.span == "L" else "w", brought.source, "", resumed.value),
+        )
     _progress_from_log(view)
     _progress_from_slots(view)
     for name in ("preempt.victims_near_done", "preempt.victim_remaining_p50"):
@@ -612,6 +628,8 @@ def _kind(view: View) -> None:
         mode = event.text("mode")
         if mode in ("recompute", "swap"):
             view.facts.set("preempt.kind", measured(mode, "c", "log"))
+    if _swapped_out(view) > 0:
+        view.facts.set("preempt.kind", measured("swap", "c", "stats lines with swapped requests"))
     kind = target.engine.preempt_kind(target.version, target.args) if target.engine is not None else None
     if kind is not None:
         view.facts.set(

@@ -6,8 +6,16 @@ from kvdoctor.engines.base import Command, Gap, Lever
 
 _PREEMPTIONS = "the delta of vllm:num_preemptions_total over the same load"
 _OBSERVER = (
-    "`pip install kvdoctor` in the server's own environment and restart it: the observer registers itself (vLLM >= 0.11.1) "
-    "and adds kvdoctor:* series to /metrics"
+    "`pip install --no-deps kvdoctor` in the server's own environment and restart it: the observer registers itself "
+    "(vLLM >= 0.11.1) and counts recomputed tokens in /metrics"
+)
+_OBSERVER_PER_REQUEST = (
+    "`pip install --no-deps kvdoctor` in the server's own environment and restart it: the observer counts the preemptions "
+    "of each finished request, from 0 on"
+)
+_NO_VICTIM = "vLLM does not say whom it preempts, and a stat logger cannot see it either"
+_NO_VICTIM_HINT = (
+    "replay the load: `kvdoctor simulate` shows how near to their end the victims of this load are (estimated)"
 )
 _UPGRADE_OBSERVER = "upgrade to vLLM 0.11.1 or later, then " + _OBSERVER
 _ITERATIONS = "restart with --enable-logging-iteration-details (one log line per step)"
@@ -136,7 +144,7 @@ LEVERS: tuple[Lever, ...] = (
         "it from 0.9.2).",
         cost="Low priorities are recomputed more often.",
         next_limit="latency of the low priorities",
-        verify="who is hit, by the observer",
+        verify=_PREEMPTIONS,
     ),
     Lever(
         "victim.order",
@@ -582,11 +590,11 @@ LEVERS: tuple[Lever, ...] = (
     ),
     Lever(
         "observe.victims",
-        "pip install kvdoctor",
+        "pip install --no-deps kvdoctor",
         since="0.11.1",
         default="off",
         effect="In the server's own environment, then restart: the observer registers itself and adds kvdoctor:* series to "
-        "/metrics (recomputed tokens, preemptions per request).",
+        "/metrics (recomputed tokens and their mean per victim; from 0.30 preemptions per request).",
         cost="Under 1 % overhead; where VLLM_PLUGINS is set its list must name kvdoctor.",
         verify="kvdoctor:recomputed_tokens_total in /metrics",
     ),
@@ -626,24 +634,26 @@ GAPS: tuple[Gap, ...] = (
         "two scrapes of /metrics some minutes apart",
         until="0.6",
     ),
-    Gap("preempt.victims", "vLLM does not say whom it preempts", _OBSERVER, since="0.11.1"),
-    Gap("preempt.victims", "vLLM does not say whom it preempts", _UPGRADE_OBSERVER, until="0.11.0"),
-    Gap("preempt.victim", "vLLM does not say whom it preempts", _OBSERVER, since="0.11.1"),
-    Gap("preempt.victim", "vLLM does not say whom it preempts", _UPGRADE_OBSERVER, until="0.11.0"),
-    Gap("preempt.repeats", "vLLM names no request when it preempts", _OBSERVER, since="0.11.1"),
-    Gap("preempt.repeats", "vLLM names no request when it preempts", _UPGRADE_OBSERVER, until="0.11.0"),
-    Gap("preempt.secondary", "vLLM names no request when it preempts", _OBSERVER, since="0.11.1"),
-    Gap("preempt.secondary", "vLLM names no request when it preempts", _UPGRADE_OBSERVER, until="0.11.0"),
+    Gap("preempt.victims", _NO_VICTIM, _NO_VICTIM_HINT),
+    Gap(
+        "preempt.victim_computed",
+        "vLLM does not say how much a victim had computed",
+        f"{_OBSERVER}; the mean follows from it",
+        since="0.11.1",
+    ),
+    Gap("preempt.victim", _NO_VICTIM, _NO_VICTIM_HINT),
+    Gap("preempt.repeats", "vLLM names no request when it preempts", _NO_VICTIM_HINT),
+    Gap("preempt.secondary", "vLLM names no request when it preempts", _NO_VICTIM_HINT),
     Gap(
         "preempt.hit",
         "the first bucket of vllm:request_num_preemptions holds requests never hit and hit once",
-        _OBSERVER,
+        _OBSERVER_PER_REQUEST,
         since="0.30",
     ),
     Gap(
         "preempt.hit",
         "preemptions per request are exported from 0.30 on",
-        f"upgrade to 0.30 (vllm:request_num_preemptions), or {_OBSERVER}",
+        "upgrade to 0.30 (vllm:request_num_preemptions)",
         since="0.11.1",
         until="0.29",
     ),
@@ -662,7 +672,7 @@ GAPS: tuple[Gap, ...] = (
     Gap(
         "preempt.hit_twice_share",
         "preemptions per request are exported from 0.30 on",
-        f"upgrade to 0.30 (vllm:request_num_preemptions), or {_OBSERVER}",
+        "upgrade to 0.30 (vllm:request_num_preemptions)",
         since="0.11.1",
         until="0.29",
     ),
@@ -766,7 +776,11 @@ GAPS: tuple[Gap, ...] = (
         "upgrade, or read the connector's log lines",
         until="0.25",
     ),
-    Gap("latency.stall", "gaps are exported per token, not per request", _OBSERVER, since="0.11.1"),
+    Gap(
+        "latency.stall",
+        "gaps are exported per token, not per request",
+        "measure the gaps at a client: `vllm bench serve --save-result --save-detailed` keeps them per request",
+    ),
     Gap("latency.queue", "queue time is exported from 0.6.4 on", "upgrade", until="0.6.3"),
     Gap(
         "work.max_tokens",
@@ -857,7 +871,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("observe.request_log", "grep -c 'Received request' {log}", until="0.10.0"),
     Command(
         "observe.victims",
-        "pip install kvdoctor   # in the server's own environment, then restart it and: curl -s {url}/metrics | grep '^kvdoctor:'",
+        "pip install --no-deps kvdoctor   # in the server's own environment, then restart it and: curl -s {url}/metrics | grep '^kvdoctor:'",
         since="0.11.1",
     ),
 )

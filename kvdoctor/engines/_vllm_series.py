@@ -255,7 +255,10 @@ SERIES: tuple[Series, ...] = (
             ),
         ),
     ),
+    Series("observer.resumed", _own("resumed_requests_total", "counter")),
+    Series("observer.resume_queries", _own("resume_queries_total", "counter")),
     Series("observer.preemptions", _own("request_preemptions", "histogram")),
+    # below: only a scheduler inside the engine can see these; the stat logger kvdoctor ships does not export them
     Series("observer.victims", _own("victims_total", "counter")),
     Series("observer.victims_near_done", _own("victims_near_completion_total", "counter")),
     Series("observer.victim_remaining", _own("victim_remaining_tokens", "histogram")),

@@ -149,6 +149,8 @@ ROLES: Mapping[str, tuple[str, str]] = {
     "pd.failed": ("count", "KV transfers that failed, counter"),
     "spec.drafts": ("count", "speculative drafts, counter; present only with speculative decoding"),
     "observer.recomputed": ("tok", "kvdoctor's observer: tokens computed again, counter"),
+    "observer.resumed": ("count", "kvdoctor's observer: admissions of requests that had been preempted, counter"),
+    "observer.resume_queries": ("tok", "kvdoctor's observer: tokens such requests had when they came back, counter"),
     "observer.preemptions": (
         "count",
         "kvdoctor's observer: preemptions per finished request, histogram with a 0 bucket",

@@ -124,6 +124,14 @@ _TEMPLATES: tuple[LogTemplate, ...] = (
         note="the pool cannot hold one longest request; the engine cuts the length and starts all the same",
     ),
     LogTemplate(
+        "lmd.pt.no_memory",
+        "start_error",
+        "No enough gpu memory for",
+        r"(?P<text>No enough gpu memory for (?:kv cache|runtime|state cache))",
+        fields={"error": "pool_too_small"},
+        note="PyTorch back end: what the weights leave is less than a step and one block need",
+    ),
+    LogTemplate(
         "lmd.tm.no_blocks",
         "admission_blocked",
         "No enough blocks",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvdoctor.facts import Fact
 from kvdoctor.report.words import label, of_fact
 
@@ -14,7 +16,7 @@ _WORDS = {
 }
 
 
-def render(result: dict[str, object], facts: list[tuple[str, str, Fact, Fact, str, str]]) -> str:
+def render(result: dict[str, object], facts: Sequence[tuple[str, str, Fact, Fact, str, str]]) -> str:
     """``result`` is the machine form; ``facts`` are (name, unit, before, after, judged, why)."""
     say = str(result["say"])
     for name, *_ in sorted(facts, key=lambda f: -len(f[0])):

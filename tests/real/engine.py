@@ -118,7 +118,7 @@ class Command:
 
 def start_kvdoctor(*arguments: str) -> Command:
     code = "import sys; from kvdoctor.cli import run; sys.exit(run())"
-    out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+    out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - closed by finish
     return Command(
         subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=out, stderr=err, cwd=ROOT), out, err
     )
