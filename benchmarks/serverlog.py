@@ -21,7 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvdoctor.engines.base import engines
-from kvdoctor.parse.serverlog import GENERIC, OOM_LITERALS, ParsedLog, scan
+from kvdoctor.parse import OOM_LITERALS
+from kvdoctor.parse.serverlog import GENERIC, ParsedLog, scan
 
 ROWS = ("mix", "access", "prompts")
 _WORDS = (

@@ -15,27 +15,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import UTC, datetime
 from functools import cache
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from kvdoctor.engines import recognise
 from kvdoctor.engines.base import COMMON_SERIES, Args, Engine, Series, SeriesName, engines
 from kvdoctor.findings import SourceNote
-from kvdoctor.parse import (
-    Unread,
-    benchcsv,
-    endpoints,
-    exposition,
-    gpu,
-    iterstats,
-    kernel,
-    logevents,
-    probe_result,
-    sniff,
-    torch_snapshot,
-)
+from kvdoctor.parse import Unread, exposition, sniff
 from kvdoctor.parse.serverlog import LogEvent, ParsedLog, later_year, parse_time, scan
 from kvdoctor.readings import Histogram, HostReadings, Intake, Key, LogRun, Reading, Scrape, Target, Timed
 from kvdoctor.snapshot import Member, Snapshot
+
+if TYPE_CHECKING:
+    from kvdoctor.parse import endpoints, kernel
+    from kvdoctor.parse.benchcsv import BenchRow
+    from kvdoctor.parse.iterstats import IterationRow
 
 T = TypeVar("T")
 
@@ -88,7 +81,7 @@ class _Part:
         self.forced = forced
         self.year = year
         self.host = HostReadings()
-        self.bench: list[Timed[tuple[benchcsv.BenchRow, ...]]] = []
+        self.bench: list[Timed[tuple[BenchRow, ...]]] = []
         self.sources: list[SourceNote] = []
         self.warnings: list[str] = []
         self.scrapes: list[tuple[Scrape, Engine | None, SourceNote]] = []
@@ -97,7 +90,7 @@ class _Part:
         self.props: list[Timed[endpoints.Props]] = []
         self.info: list[Timed[endpoints.ServerInfo]] = []
         self.loads: list[Timed[endpoints.Loads]] = []
-        self.iters: list[Timed[tuple[iterstats.IterationRow, ...]]] = []
+        self.iters: list[Timed[tuple[IterationRow, ...]]] = []
         self.versions: list[Timed[str]] = []
         self.models: list[Timed[tuple[str, float | None]]] = []
         self.commands: list[Timed[tuple[str, str]]] = []
@@ -172,7 +165,11 @@ class _Part:
             parsed = scan(stream, templates, year=self.year)
         self._add_log(member, found, parsed)
 
+    # most parsers are loaded only where a file needs them
+
     def _log_events(self, member: Member, text: str) -> None:
+        from kvdoctor.parse import logevents
+
         loaded = logevents.load(text)
         if isinstance(loaded, Unread):
             self._note(member, "log", f"could not be read: {loaded.reason}")
@@ -201,6 +198,8 @@ class _Part:
             self.runs.append((run, note))
 
     def _smi(self, member: Member, text: str) -> None:
+        from kvdoctor.parse import gpu
+
         report = gpu.parse(text)
         if isinstance(report, gpu.NotGpu):
             self._note(member, "gpu", f"nvidia-smi output that could not be read: {report.reason}")
@@ -214,6 +213,8 @@ class _Part:
     _smi_query = _smi_apps = _smi_table = _smi_q = _smi_xml = _smi
 
     def _kernel(self, member: Member, text: str) -> None:
+        from kvdoctor.parse import kernel
+
         parsed = kernel.kernel_log(text)
         if isinstance(parsed, kernel.NotThis):
             self._note(member, "kernel log", f"could not be read: {parsed.reason}")
@@ -230,6 +231,8 @@ class _Part:
         self.host.kernel.append(Timed(member.origin, member.time, parsed))
 
     def _ps(self, member: Member, text: str) -> None:
+        from kvdoctor.parse import kernel
+
         parsed = kernel.ps(text)
         if isinstance(parsed, kernel.NotThis):
             self._note(member, "processes", f"could not be read: {parsed.reason}")
@@ -239,6 +242,8 @@ class _Part:
         self.host.processes.append(Timed(member.origin, member.time, parsed))
 
     def _kubectl(self, member: Member, text: str) -> None:
+        from kvdoctor.parse import kernel
+
         parsed = kernel.kubectl(text)
         if isinstance(parsed, kernel.NotThis):
             self._note(member, "kubectl", f"not used: {parsed.reason}")
@@ -248,6 +253,8 @@ class _Part:
         self._note(member, "kubectl", "ok", parsed.lines)
 
     def _cgroup(self, member: Member, text: str) -> None:
+        from kvdoctor.parse import kernel
+
         parsed = kernel.cgroup(text, name=member.name)
         if isinstance(parsed, kernel.NotThis):
             self._note(member, "cgroup", f"could not be read: {parsed.reason}")
@@ -257,6 +264,8 @@ class _Part:
         self._note(member, "cgroup", "ok", parsed.lines, parsed.bad_count)
 
     def _meminfo(self, member: Member, text: str) -> None:
+        from kvdoctor.parse import kernel
+
         parsed = kernel.meminfo(text)
         if isinstance(parsed, kernel.NotThis):
             self._note(member, "meminfo", f"could not be read: {parsed.reason}")
@@ -265,6 +274,8 @@ class _Part:
         self._note(member, "meminfo", "ok", parsed.lines, parsed.bad_count)
 
     def _iterstats(self, member: Member, text: str) -> None:
+        from kvdoctor.parse import iterstats
+
         stats = iterstats.parse(text)
         if isinstance(stats, iterstats.NotIterationStats):
             self._note(member, "iteration stats", f"could not be read: {stats.reason}")
@@ -274,15 +285,23 @@ class _Part:
         self.iters.append(Timed(member.origin, member.time, tuple(stats.rows)))
 
     def _slots(self, member: Member, text: str) -> None:
+        from kvdoctor.parse import endpoints
+
         self._endpoint(member, "slots", endpoints.slots(text), self.slots)
 
     def _props(self, member: Member, text: str) -> None:
+        from kvdoctor.parse import endpoints
+
         self._endpoint(member, "props", endpoints.props(text), self.props)
 
     def _server_info(self, member: Member, text: str) -> None:
+        from kvdoctor.parse import endpoints
+
         self._endpoint(member, "server info", endpoints.server_info(text), self.info)
 
     def _loads(self, member: Member, text: str) -> None:
+        from kvdoctor.parse import endpoints
+
         self._endpoint(member, "loads", endpoints.loads(text), self.loads)
 
     def _endpoint(self, member: Member, kind: str, parsed: T | Unread, into: list[Timed[T]]) -> None:
@@ -316,6 +335,8 @@ class _Part:
         self._note(member, "command line", "ok")
 
     def _torch_snapshot(self, member: Member, text: str) -> None:
+        from kvdoctor.parse import torch_snapshot
+
         parsed = torch_snapshot.load(member.read())
         if isinstance(parsed, torch_snapshot.Refused):
             self._note(member, "torch snapshot", f"not read: {parsed.reason}")
@@ -325,6 +346,8 @@ class _Part:
         self.host.torch.append(Timed(member.origin, member.time, parsed))
 
     def _probe(self, member: Member, text: str) -> None:
+        from kvdoctor.parse import probe_result
+
         parsed = probe_result.load(text)
         if isinstance(parsed, probe_result.NotAProbe):
             self._note(member, "probe result", f"not read: {parsed.reason}")
@@ -334,6 +357,8 @@ class _Part:
         self.host.probes.append(Timed(member.origin, member.time, parsed))
 
     def _bench_csv(self, member: Member, text: str) -> None:
+        from kvdoctor.parse import benchcsv
+
         parsed = benchcsv.parse(text, origin=member.origin)
         if isinstance(parsed, benchcsv.NotBench):
             self._note(member, "benchmark", f"not read: {parsed.reason}")

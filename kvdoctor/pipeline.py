@@ -11,7 +11,7 @@ from kvdoctor.advise import Setting, Simulated, SimulatedLever, commands, plan, 
 from kvdoctor.derive import Derived, derive
 from kvdoctor.derive.view import View
 from kvdoctor.derive.vitals import series, vitals
-from kvdoctor.facts import FactSet, Unknown
+from kvdoctor.facts import FACTS, FactSet, Unknown
 from kvdoctor.findings import SEVERITIES, Advice, Plan, Report, SourceNote, TargetReport, Turn, Verdict, Window
 from kvdoctor.normalise import Reader, glance, normalise
 from kvdoctor.readings import Intake, LogRun, Target
@@ -182,15 +182,24 @@ def _plan(main: TargetReport, view: View, rules: Sequence[Rule], replayed: WhatI
 # ---------------------------------------------------------------------------------------------------------------- what-if
 
 
+NOT_REPLAYED = Unknown("no replay was run", "run: kvdoctor diagnose --what-if auto")
+
+
 def _replay(view: View, options: Options) -> WhatIfResult | None:
     """Replay the target's load and put ``whatif.*`` among its facts; None when the mode forbids it."""
+    if options.what_if == "none":
+        # the simulator is not even loaded
+        for name in FACTS:
+            if name.startswith("whatif."):
+                view.facts.set(name, NOT_REPLAYED)
+        return None
     from kvdoctor.sim import Goal
     from kvdoctor.whatif import replay
 
     result = replay(_observed(view), mode=options.what_if, goal=Goal(options.ttft_limit_s, options.stall_limit_s))
     for name, fact in result.facts.items():
         view.facts.set(name, fact)
-    return result if options.what_if != "none" else None
+    return result
 
 
 def observed(snapshot: Snapshot, engine: str | None = None) -> list[tuple[str, Inputs]]:

@@ -7,14 +7,11 @@ member is executed or unpickled here.
 
 from __future__ import annotations
 
-import gzip
-import hashlib
 import io
 import json
 import os
 import re
 import stat
-import tarfile
 import time as _time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -124,7 +121,11 @@ def _file_member(path: Path, name: str) -> Member:
         raw = path.open("rb")
         packed = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)
-        return cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if packed else raw
+        if not packed:
+            return raw
+        import gzip
+
+        return cast(BinaryIO, gzip.GzipFile(fileobj=raw))
 
     return Member(name, name, opener, size, None, epoch_in_name(name))
 
@@ -231,6 +232,8 @@ def _is_tar(path: Path) -> bool:
     except OSError:
         return False
     if magic[:2] == b"\x1f\x8b":
+        import gzip
+
         try:
             with gzip.open(path, "rb") as unzipped:
                 return unzipped.read(262)[257:262] == b"ustar"
@@ -253,6 +256,8 @@ def _read_folder(path: Path) -> Snapshot:
 
 def read_archive(path: Path) -> Snapshot:
     """Read a ``.tar`` or ``.tar.gz``, as a stream: regular members only, within the byte and member budgets."""
+    import tarfile
+
     members: list[Member] = []
     missing: list[Missing] = []
     warnings: list[str] = []
@@ -367,6 +372,8 @@ def _with_manifest(snapshot: Snapshot) -> Snapshot:
 
 
 def _sha256(member: Member) -> str:
+    import hashlib
+
     digest = hashlib.sha256()
     with member.open() as stream:
         while block := stream.read(1 << 20):
@@ -400,6 +407,8 @@ def manifest_for(snapshot: Snapshot, tool: str) -> dict[str, object]:
 
 def write_archive(snapshot: Snapshot, path: Path, tool: str) -> int:
     """Write a ``.tar.gz`` atomically (temporary file in the same folder, then rename); returns its size in bytes."""
+    import tarfile
+
     manifest = json.dumps(manifest_for(snapshot, tool), indent=1, ensure_ascii=False).encode()
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     stamp = int(snapshot.taken if snapshot.taken is not None else _time.time())
@@ -419,6 +428,8 @@ def write_archive(snapshot: Snapshot, path: Path, tool: str) -> int:
 
 def digest(snapshot: Snapshot) -> str:
     """A digest of the members' names and bytes (first MiB of each): the same snapshot gives the same seed."""
+    import hashlib
+
     total = hashlib.sha256()
     for member in sorted(snapshot.members, key=lambda m: m.name):
         total.update(member.name.encode())

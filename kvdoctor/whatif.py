@@ -39,7 +39,7 @@ from kvdoctor.sim import (
 from kvdoctor.sim import Engine as Server
 from kvdoctor.sim.replay import WATERMARKS
 
-Mode = Literal["none", "auto", "full"]
+Mode = Literal["auto", "full"]
 
 BUDGET: Mapping[str, int] = {"auto": 20_000, "full": 100_000}
 """Simulated requests in all, over every cell and seed."""
@@ -213,7 +213,7 @@ class WhatIfResult:
 def replay(inputs: Inputs, *, mode: Mode = "auto", goal: Goal | None = None) -> WhatIfResult:
     """Replay the load when the gate is open: pressure, and somebody preempted or waiting. Never raises for odd input."""
     goal = Goal() if goal is None else goal
-    closed = _gate(inputs, mode)
+    closed = _gate(inputs)
     if closed is not None:
         return _nothing(closed)
     assert inputs.engine is not None
@@ -267,10 +267,8 @@ def _nothing(reason: Unknown, *, assumed: tuple[str, ...] = ()) -> WhatIfResult:
     return WhatIfResult(dict.fromkeys(FACT_NAMES, reason), assumed=assumed, say=reason.reason)
 
 
-def _gate(inputs: Inputs, mode: Mode) -> Unknown | None:
+def _gate(inputs: Inputs) -> Unknown | None:
     """Why no replay is run, None when one is."""
-    if mode == "none":
-        return Unknown("no replay was run", "run: kvdoctor diagnose --what-if auto")
     pressure = inputs.pressure
     if isinstance(pressure, Unknown):
         return Unknown(f"no replay without known KV pressure: {pressure.reason}", pressure.hint)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvdoctor.advise import Setting, Simulated, SimulatedLever, plan, render_policy
+from kvdoctor.advise import Setting, Simulated, SimulatedLever, plan
+from kvdoctor.advise.render import render_policy
 from kvdoctor.engines.base import engines
 from kvdoctor.facts import FactSet
 from kvdoctor.findings import Action, Verdict, Watermark, WhatIf

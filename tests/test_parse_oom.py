@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvdoctor.parse import Unread
-from kvdoctor.parse.oom import LITERALS, SITES, OomMessage, find, site
+from kvdoctor.parse import OOM_LITERALS, Unread
+from kvdoctor.parse.oom import SITES, OomMessage, find, site
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
@@ -146,7 +146,7 @@ def test_the_async_allocator_prints_lines_of_its_own(form: str) -> None:
 def test_wordings_without_a_breakdown(text: str, wording: str) -> None:
     message = one(f"INFO before\n{text}\nINFO after\n")
     assert (message.wording, message.line) == (wording, 2)
-    assert any(literal in text for literal in LITERALS)
+    assert any(literal in text for literal in OOM_LITERALS)
 
 
 def test_a_rejection_by_the_memory_fraction() -> None:

@@ -438,6 +438,15 @@ def test_either_reading_of_the_usage_will_do() -> None:
     assert choose([], facts({"kv.usage_last": 0.4, "preempt.count": 0, "req.waiting": 0})).rule == "healthy"
 
 
+@pytest.mark.parametrize(("count", "verdict"), [(0, "healthy"), (3, "undetermined")])
+def test_preemptions_that_no_rule_could_judge_are_not_health(count: int, verdict: str) -> None:
+    seen = choose([], facts({**HEALTHY, "preempt.count": count}))
+    assert seen.rule == verdict
+    if count:
+        assert [m.fact for m in seen.missing] == ["preempt.count"]
+        assert "--window" in seen.missing[0].hint
+
+
 @pytest.mark.parametrize(
     ("severity", "verdict"), [("high", "undetermined"), ("medium", "undetermined"), ("low", "healthy")]
 )

@@ -156,12 +156,6 @@ def test_the_gate(change: dict[str, object], says: str) -> None:
         assert found.simulated > 0  # somebody waited
 
 
-def test_the_mode_none_runs_nothing() -> None:
-    found = replay(inputs(CLOSED), mode="none")
-    assert found.simulated == 0
-    assert all(isinstance(fact, Unknown) and "no replay was run" in fact.reason for fact in found.facts.values())
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

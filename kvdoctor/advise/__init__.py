@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kvdoctor.advise.render import render_policy
 from kvdoctor.engines.base import COMMON_COMMANDS, Args, Command, Engine, Lever, in_range, lever_for
 from kvdoctor.facts import LEVERS, Fact, FactSet, How, Known
 from kvdoctor.findings import Action, Advice, Plan, Turn, Verdict, Watermark, WhatIf
@@ -275,6 +274,5 @@ __all__ = [
     "commands",
     "fill",
     "plan",
-    "render_policy",
     "with_actions",
 ]

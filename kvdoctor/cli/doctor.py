@@ -77,7 +77,7 @@ def look(
         ),
         partial(
             _library, "textual", "import textual; print(textual.__version__)", "kvdoctor watch as a screen",
-            "pip install textual; without it watch prints one JSON object a line",
+            "it comes with kvdoctor: pip install --force-reinstall kvdoctor",
         ),
         _journald,
         _docker,

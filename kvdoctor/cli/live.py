@@ -70,7 +70,7 @@ def request(
                 logs.append(found.log.spec)
     return LiveRequest(
         servers=tuple(servers), logs=tuple(dict.fromkeys(logs)), window_s=window, headers=headers, timeout_s=timeout,
-        choose=_choose, discovery=discovery,
+        choose=choose_pages, discovery=discovery,
     )  # fmt: skip
 
 
@@ -80,18 +80,20 @@ def _asks(engine: Engine | None) -> tuple[Ask, ...]:
     return tuple(Ask(e.path, e.kind, e.once) for e in engine.endpoints) if engine is not None else METRICS
 
 
-def _choose(url: str, page: bytes | None) -> Sequence[Ask]:
-    """The pages of the engine whose series stand on the first metrics page."""
+def choose_pages(url: str, page: bytes | None) -> Sequence[Ask]:
+    """The pages of the engine that a first page belongs to; of TensorRT-LLM, whose first page is JSON, its own."""
     from kvdoctor.engines import recognise
+    from kvdoctor.engines.base import engines
     from kvdoctor.parse import exposition
-    from kvdoctor.parse.serverlog import decode
 
     if page is None:
         return ()
-    parsed = exposition.parse(decode(page), origin=url)
-    if isinstance(parsed, exposition.NotExposition):
-        return ()
-    return _asks(recognise.of_page(parsed.by_name))
+    parsed = exposition.parse(recognise.text_of(page), origin=url)
+    if not isinstance(parsed, exposition.NotExposition):
+        return _asks(recognise.of_page(parsed.by_name))
+    kind = recognise.kind_of(page, None)
+    tables = [e for e in engines().values() if any(a.kind == kind for a in e.endpoints)]
+    return _asks(tables[0]) if len(tables) == 1 else ()
 
 
 class _Progress:

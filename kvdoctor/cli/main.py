@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Mapping, MutableMapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
-
-if TYPE_CHECKING:
-    from typer.core import TyperCommand
 
 GROUPS: Mapping[str, Mapping[str, str]] = {
     "Diagnose": {
@@ -67,7 +64,7 @@ class _Commands(MutableMapping[str, Any]):
         return name in self._purpose
 
 
-def _load(name: str, purpose: str) -> TyperGroup | TyperCommand:
+def _load(name: str, purpose: str) -> Any:
     from typer.main import get_command_from_info, get_group_from_info
     from typer.models import CommandInfo, TyperInfo
 
@@ -116,8 +113,10 @@ app = typer.Typer(
 def _version(wanted: bool) -> None:
     if wanted:
         from kvdoctor import __version__
+        from kvdoctor.cli.doctor import newest_versions
 
-        typer.echo(f"kvdoctor {__version__}")
+        told = ", ".join(f"{name} {newest}" for name, newest in newest_versions().items() if newest)
+        typer.echo(f"kvdoctor {__version__}\nengine tables up to: {told}")
         raise typer.Exit
 
 

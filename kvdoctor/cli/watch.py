@@ -16,7 +16,6 @@ from kvdoctor.cli import common
 
 if TYPE_CHECKING:
     from kvdoctor.collect.follow import Follow
-    from kvdoctor.collect.gather import Ask, ServerAsk
     from kvdoctor.snapshot import Snapshot
     from kvdoctor.watch.sample import Sample, Sampler
     from kvdoctor.watch.watcher import Frame, Watcher
@@ -95,7 +94,7 @@ def watch(
         source = f"replay of {Path(replay).name}" + (f" x{speed:g}" if speed != 1 else "")
         sampler = Replay(common.read([replay]), active, options, speed=speed, duration_s=duration)
     else:
-        source, sampler = _live(url or [], log or [], header or [], timeout, interval, duration)
+        source, sampler = _live(url or [], log or [], header or [], timeout, interval, duration, engine)
     file = _TextFile(textfile) if textfile is not None else None
     if terminal:
         frame = _screen(sampler, watcher, source, file, stay=replay is not None, engine=engine, live=replay is None)
@@ -235,24 +234,26 @@ def _live(
     timeout: float,
     interval: float,
     duration: float | None,
+    engine: str | None,
 ) -> tuple[str, Sampler]:
+    from kvdoctor.cli.live import choose_pages, request
     from kvdoctor.collect import SpecError
     from kvdoctor.collect.follow import Follow
-    from kvdoctor.collect.gather import ServerAsk
-    from kvdoctor.collect.http import parse_header
     from kvdoctor.watch.sample import Paced
 
     _one_heap()
+    wanted = request(urls, logs, interval, headers, timeout, engine)
+    if not wanted.servers and not wanted.logs:
+        looked = "; ".join(wanted.discovery.looked) if wanted.discovery is not None else ""
+        common.fail(
+            f"no inference server was found on this host ({looked}); name one with --url or --log, "
+            "or try: kvdoctor watch --replay sample:vllm-saturated --speed 10", 3,
+        )  # fmt: skip
     try:
-        servers, places = [ServerAsk(u) for u in urls], list(logs)
-        if not servers and not places:
-            servers, places = _discovered()
-        follow = Follow(
-            servers, places, headers=dict(parse_header(h) for h in headers), timeout_s=timeout, choose=_pages_of
-        )
+        follow = Follow(wanted.servers, wanted.logs, headers=wanted.headers, timeout_s=timeout, choose=choose_pages)
     except SpecError as error:
         common.fail(str(error))
-    source = ", ".join([*(s.url for s in servers), *places]) or "this host"
+    source = ", ".join([*(s.url for s in wanted.servers), *wanted.logs])
     return source, Paced(_taker(follow, interval), follow.close, interval_s=interval, duration_s=duration)
 
 
@@ -281,47 +282,3 @@ def _taker(follow: Follow, interval: float) -> Callable[[float], Sample]:
         )
 
     return take
-
-
-def _discovered() -> tuple[list[ServerAsk], list[str]]:
-    """Engines of this host that can be asked, and their logs that can be read."""
-    from kvdoctor.collect.discover import discover
-    from kvdoctor.collect.gather import Ask, ServerAsk
-    from kvdoctor.engines.base import engines
-
-    tables = {e.name: e for e in engines().values() if not e.side}
-    found = discover(
-        {name: e.process_markers for name, e in tables.items()},
-        default_ports={name: e.default_port for name, e in tables.items()},
-    )
-    servers = [
-        ServerAsk(one.urls[0], tuple(Ask(e.path, e.kind, e.once) for e in tables[one.engine].endpoints))
-        for one in found.found
-        if one.server and one.urls and one.engine in tables
-    ]
-    logs = list(dict.fromkeys(one.log.spec for one in found.found if one.server and one.log.spec is not None))
-    if not servers and not logs:
-        common.fail(
-            f"no inference server was found on this host ({'; '.join(found.looked)}); name one with --url or --log, "
-            "or try: kvdoctor watch --replay sample:vllm-saturated --speed 10", 3,
-        )  # fmt: skip
-    return servers, logs
-
-
-def _pages_of(url: str, page: bytes | None) -> list[Ask]:
-    """The pages of the engine that a metrics page belongs to; of TensorRT-LLM, whose first page is JSON, its own."""
-    from kvdoctor.collect.gather import Ask
-    from kvdoctor.engines import recognise
-    from kvdoctor.engines.base import engines
-    from kvdoctor.parse import exposition
-
-    if page is None:
-        return []
-    parsed = exposition.parse(recognise.text_of(page))
-    if isinstance(parsed, exposition.NotExposition):
-        kind = recognise.kind_of(page, None)
-        tables = [e for e in engines().values() if any(a.kind == kind for a in e.endpoints)]
-        found = tables[0] if len(tables) == 1 else None
-    else:
-        found = recognise.of_page(parsed.by_name)
-    return [Ask(e.path, e.kind, e.once) for e in found.endpoints] if found is not None else []

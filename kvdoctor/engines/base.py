@@ -12,10 +12,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from kvdoctor.parse.serverlog import LogTemplate
-from kvdoctor.policy import Policy
+
+if TYPE_CHECKING:
+    from kvdoctor.policy import Policy
 
 Kind = Literal["gauge", "counter", "histogram", "summary", "info"]
 

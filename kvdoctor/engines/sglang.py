@@ -25,7 +25,6 @@ from kvdoctor.engines.base import (
     in_range,
 )
 from kvdoctor.parse.serverlog import LogTemplate
-from kvdoctor.policy import Policy
 
 GIB = 2.0**30
 
@@ -586,6 +585,8 @@ def _scheduler(version: str | None, args: Args) -> Scheduler | str:
     growth = 0.7 * conservativeness
     if not 0 < growth <= 1:
         return f"a schedule_conservativeness of {conservativeness:g} is outside what is modelled"
+    from kvdoctor.policy import Policy
+
     policy = Policy(
         victim_order="fewest-output",
         admission_mode="first_chunk",

@@ -13,7 +13,6 @@ from kvdoctor.engines._vllm_levers import COMMANDS, GAPS, LEVERS
 from kvdoctor.engines._vllm_logs import TEMPLATES
 from kvdoctor.engines._vllm_series import SERIES
 from kvdoctor.engines.base import Args, Endpoint, Engine, Scheduler, in_range, version_key
-from kvdoctor.policy import Policy
 
 _MAX_ARGS = 65_536
 _OPEN, _CLOSE = "([{", ")]}"
@@ -152,6 +151,8 @@ def scheduler(version: str | None, args: Args) -> Scheduler | str:
         return f"watermark = {args['watermark']!r} is not a share"
     if not 0 <= share <= 0.95:
         return f"watermark = {share} is not a share"
+    from kvdoctor.policy import Policy
+
     policy = Policy(
         victim_order="priority" if args.get("scheduling_policy") == "priority" else "tail",
         admission_mode="full_prompt" if whole else "first_chunk",

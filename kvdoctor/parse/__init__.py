@@ -18,6 +18,20 @@ KEPT_BAD = 100
 """Refused lines kept with their text; further ones are only counted."""
 
 
+OOM_LITERALS = (
+    "out of memory",
+    "OutOfMemory",
+    "OUT_OF_MEMORY",
+    "cudaErrorMemoryAllocation",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "failed to allocate",
+    "could not be allocated",
+    "Not enough memory to handle",
+    "NVML_SUCCESS == r INTERNAL ASSERT",
+)
+"""Every message that :func:`kvdoctor.parse.oom.find` knows holds one of these, unless a line feed broke it inside the words."""
+
+
 @dataclass(frozen=True, slots=True)
 class Unread:
     """A value the source names but does not give, or does not print at all; ``reason`` says which of the two."""

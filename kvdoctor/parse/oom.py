@@ -33,19 +33,6 @@ from dataclasses import dataclass, field, replace
 
 from kvdoctor.parse import MAX_LINE, Unread
 
-LITERALS = (
-    "out of memory",
-    "OutOfMemory",
-    "OUT_OF_MEMORY",
-    "cudaErrorMemoryAllocation",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "failed to allocate",
-    "could not be allocated",
-    "Not enough memory to handle",
-    "NVML_SUCCESS == r INTERNAL ASSERT",
-)
-"""Every message that :func:`find` knows holds one of these, unless a line feed broke it inside the words."""
-
 _NOT_PRINTED = Unread("this wording does not print it")
 _NO_VALUE = Unread("2^64 bytes stands for: not available")
 _NO_CAP = Unread("no cap is set")
@@ -126,7 +113,7 @@ _ASYNC_FIELDS = {
 def find(text: str, *, first_line: int = 1) -> list[OomMessage]:
     """All device out-of-memory messages in the text, in its order; ``first_line`` is the number of its first line.
 
-    Pure and linear in the text; a large log is best searched for :data:`LITERALS` first and only the lines around each
+    Pure and linear in the text; a large log is best searched for :data:`~kvdoctor.parse.OOM_LITERALS` first and only the lines around each
     hit given here. A message forwarded by another process (worker to engine core, rank to driver) is found
     each time it is printed: merging them needs the log's ranks, which are not visible here.
     """

@@ -18,9 +18,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import BinaryIO
+from functools import cached_property
+from typing import TYPE_CHECKING, BinaryIO
 
-from kvdoctor.parse import Unread, oom
+from kvdoctor.parse import OOM_LITERALS, Unread
+
+if TYPE_CHECKING:
+    from kvdoctor.parse.oom import OomMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,12 +445,16 @@ class Unwrapper:
 # ---------------------------------------------------------------- matching
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Compiled:
     template: LogTemplate
     literal: str
-    pattern: re.Pattern[str]
     shape: bytes
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """Compiled when the first line holds the literal: most templates of an engine meet none in most logs."""
+        return re.compile(self.template.pattern)
 
 
 def _value(name: str, text: str, scale: Mapping[str, float]) -> tuple[str, object]:
@@ -594,7 +602,7 @@ _PLAIN_RIGHT = re.compile(r"[\w ,:;'\"=/<>!%&~#@-]*")
 
 def _compile(template: LogTemplate) -> _Compiled:
     literal = _widened(template.literal, template.pattern)
-    return _Compiled(template, literal, re.compile(template.pattern), line_shape(literal.encode()))
+    return _Compiled(template, literal, line_shape(literal.encode()))
 
 
 def _widened(literal: str, pattern: str) -> str:
@@ -653,7 +661,6 @@ def _one_of_several(pattern: str, at: int) -> bool:
 
 
 _SHORTEST_STEM = 5
-OOM_LITERALS = oom.LITERALS
 _EXIT_137 = ("code 137", "code: 137", "code=137", "status 137", 'code": 137', 'code":137')
 GENERIC: tuple[LogTemplate, ...] = (
     LogTemplate("traceback", "error", "Traceback (most recent call last)", r"Traceback \(most recent call last\)",
@@ -1317,6 +1324,9 @@ def bag_oom(bag: _Bag, line: Line, text: str, frames: list[str], at_line: int) -
 
 def oom_fields(text: str, frames: list[str]) -> list[dict[str, object]]:
     """The numbers of each out-of-memory message in ``text`` (bytes; absent where the wording does not give them)."""
+    # its patterns take longer to build than many a log takes to read, and few logs hold such a message
+    from kvdoctor.parse import oom
+
     out: list[dict[str, object]] = []
     for message in oom.find(text):
         fields: dict[str, object] = {"wording": message.wording}
@@ -1348,7 +1358,7 @@ def oom_fields(text: str, frames: list[str]) -> list[dict[str, object]]:
     return out
 
 
-def _own_process(message: oom.OomMessage) -> float | None:
+def _own_process(message: OomMessage) -> float | None:
     """What this process holds: named, or the listed process (under its host pid) nearest above what PyTorch reserved."""
     if not isinstance(message.this_process, Unread) or isinstance(message.reserved, Unread):
         return None

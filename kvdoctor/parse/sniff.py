@@ -6,7 +6,8 @@ import json
 import re
 from collections.abc import Iterable
 
-from kvdoctor.parse.serverlog import GENERIC, OOM_LITERALS, decode, detect_encoding, plain
+from kvdoctor.parse import OOM_LITERALS
+from kvdoctor.parse.serverlog import GENERIC, decode, detect_encoding, plain
 
 HEAD = 65_536
 
