@@ -189,7 +189,7 @@ def commands_page() -> str:
         arguments = [param for param in told if param.param_type_name == "argument"]
         usage = " ".join(_usage(param) for param in arguments)
         out += ["", f"## kvdoctor {name}", "", f"`kvdoctor {name} [OPTIONS] {usage}".rstrip() + "`", ""]
-        out += [" ".join(part.split()) + "\n" for part in (command.help or "").split("\n\n")]
+        out += [_paragraph(part) + "\n" for part in (command.help or "").split("\n\n")]
         out[-1] = out[-1].rstrip("\n")
         out += ["", "| option | what it is | default |", "| --- | --- | --- |"]
         for param in told:
@@ -197,6 +197,14 @@ def commands_page() -> str:
             said = " ".join((getattr(param, "help", None) or "").split()).replace("|", "\\|")
             out.append(f"| `{words}` | {said} | {_default(param)} |")
     return "\n".join(out) + "\n"
+
+
+def _paragraph(text: str) -> str:
+    """One paragraph of a help text; what must not be wrapped (the examples) as a block."""
+    if not text.lstrip().startswith("\b"):
+        return " ".join(text.split())
+    title, *lines = text.strip().removeprefix("\b").strip().splitlines()
+    return "\n".join([title, "", "```", *(line.strip() for line in lines), "```"])
 
 
 def _usage(param: Any) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 from kvdoctor.facts import FACTS, Fact, Known
 from kvdoctor.findings import Report, TargetReport
+from kvdoctor.frozen import frozen
 from kvdoctor.rulebook.confidence import poisson_interval, wilson_interval
 
 Outcome = Literal["better", "worse", "trade-off", "no-difference", "not-comparable"]
@@ -37,7 +37,7 @@ STEADY = 0.10
 """Repeated runs of one load on one server moved throughput and medians by up to a tenth."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FactChange:
     """One key fact before and after. ``judged`` is better, worse, same (within noise) or unknown."""
 
@@ -50,7 +50,7 @@ class FactChange:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Diff:
     """The answer, what it rests on, and what speaks against comparing."""
 

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from kvdoctor.frozen import frozen
+
 How = Literal["measured", "estimated", "bound", "assumed"]
 Span = Literal["i", "w", "L", "s", "e", "c"]
 Value = float | str | bool
@@ -28,7 +30,7 @@ SPANS: Mapping[str, str] = {
 LEVELS: Mapping[str, str] = {"g": "device", "r": "engine or rank", "t": "target", "x": "group of targets"}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FactDef:
     """One row of the vocabulary.
 
@@ -46,7 +48,7 @@ class FactDef:
     choices: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Known:
     """A value with its provenance.
 
@@ -76,7 +78,7 @@ class Known:
         return self.hi
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Unknown:
     """A value that could not be had: ``reason`` says why, ``hint`` says how to get it."""
 
@@ -383,6 +385,9 @@ _ROWS = (
     ),
     _f("kv.full_share", "1", "r", "w", "share of samples with usage >= .95", combine="max"),
     _f("kv.pressure", "bool", "t", "w", "the gate of verdicts.md, point 4"),
+    _f("kv.idle_usage", "1", "r", "w", "usage that stays while nobody runs and nobody waits, in three samples", combine="max"),
+    _f("kv.reserved_idle", "1", "t", "w", "part of the booked pool that requests of usual length do not fill"),
+    _f("kv.per_slot", "bool", "t", "c", "each slot owns its part of the pool: requests wait for a slot, never for blocks"),
     _f("kv.evictable_share", "1", "r", "i", "reusable, reclaimable tokens / pool", combine="min"),
     _f("kv.secondary_usage_max", "1", "r", "w", "fullest of SWA / mamba / other pools", combine="max"),
     _f(
@@ -874,6 +879,8 @@ _ROWS = (
     ),
     _f("host.rss_growth", "1", "t", "w", "resident memory: (last - first) / first"),
     _f("host.rss_steps_up", "1", "t", "w", "share of consecutive samples in which resident memory rose"),
+    _f("host.rss_samples", "count", "t", "w", "dated samples of resident memory"),
+    _f("host.rss_window_s", "s", "t", "w", "time between the first and the last of them"),
     _f("host.cgroup_usage", "1", "t", "i", "memory of the container / its limit"),
     _f("host.stuck_in_driver", "bool", "t", "e", "a process spins or waits inside the GPU driver and cannot be killed"),
     _f("scaler.on_gpu_util", "bool", "t", "c", "an autoscaler scales on GPU utilisation"),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from kvdoctor.facts import Fact, How, Span, Value
+from kvdoctor.frozen import frozen
 
 State = Literal["fires", "clear", "not_applicable", "suspected", "blind"]
 Severity = Literal["critical", "high", "medium", "low", "info"]
@@ -19,7 +20,7 @@ CERTAINTY: Mapping[Confidence, str] = {"high": "certain", "medium": "likely", "l
 """The one word of the text report for a finding that fired; one that did not is 'suspected'."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Evidence:
     """One comparison of a rule, with the value it saw.
 
@@ -49,7 +50,7 @@ class Evidence:
     hint: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Missing:
     """A fact a rule needs and does not have."""
 
@@ -58,7 +59,7 @@ class Missing:
     hint: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Turn:
     """A lever a rule wants turned, before an engine's flag is known. ``to`` is a value with unit, literal text, or None."""
 
@@ -69,7 +70,7 @@ class Turn:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Advice:
     """What a rule recommends on this subject: levers, confirm command names, checks in words, a policy patch."""
 
@@ -79,7 +80,7 @@ class Advice:
     policy: Mapping[str, object]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Action:
     """One lever to turn, in the words of the engine version seen.
 
@@ -100,7 +101,7 @@ class Action:
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Verdict:
     """What one rule says about one subject."""
 
@@ -126,7 +127,7 @@ class Verdict:
     confirm: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SourceNote:
     """One input of a target and what became of it."""
 
@@ -137,7 +138,7 @@ class SourceNote:
     bad_lines: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Window:
     """When the evidence was taken; epoch seconds, None where the sources carry no clock."""
 
@@ -147,7 +148,7 @@ class Window:
     scrapes: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TimelineEntry:
     """One dated event; ``t`` is epoch seconds, or None when only the order is known."""
 
@@ -156,7 +157,7 @@ class TimelineEntry:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Vital:
     """One of the monitored vitals with its threshold and status."""
 
@@ -168,7 +169,7 @@ class Vital:
     status: Literal["ok", "watch", "bad", "unknown"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MemoryPart:
     """One named share of a device, in bytes."""
 
@@ -178,7 +179,7 @@ class MemoryPart:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DeviceMemory:
     """Where the bytes of one device are; parts and ``unexplained`` add up to ``total``."""
 
@@ -189,7 +190,7 @@ class DeviceMemory:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WhatIf:
     """One replayed alternative: goodput as a share of requests, with its spread over seeds."""
 
@@ -202,7 +203,7 @@ class WhatIf:
     recompute_time_share: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Watermark:
     """A recommended watermark with its interval and the basis it rests on."""
 
@@ -211,7 +212,7 @@ class Watermark:
     hi: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Plan:
     """What to change: watermarks, levers in the engine's flags, a policy patch, and the replays behind them."""
 
@@ -225,7 +226,7 @@ class Plan:
     what_if: tuple[WhatIf, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TargetReport:
     """Everything said about one server run (or about the group of runs, ``name == 'group'``)."""
 
@@ -248,7 +249,7 @@ class TargetReport:
     series: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Report:
     """The whole answer. ``main`` is the target the verdict comes from."""
 

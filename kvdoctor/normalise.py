@@ -142,10 +142,11 @@ class _Part:
         scrape = read_scrape(
             page, [e for e in (primary, *side) if e is not None], member.origin, recognise.page_time(page, member.time)
         )
-        if primary is None and any(e.name == "dcgm-exporter" for e in side):
+        if any(e.name == "dcgm-exporter" for e in side):
             self.host.exporter.append(scrape)
-            self.usable = True
-            return
+            if primary is None:
+                self.usable = True
+                return
         if primary is None and not side:
             if scrape.values:
                 self.sources[-1] = replace(note, status="metrics of no known engine: only process figures were read")
@@ -164,6 +165,18 @@ class _Part:
         with member.open() as stream:
             parsed = scan(stream, templates, year=self.year)
         self._add_log(member, found, parsed)
+        if any(word in edge for edge in edges for word in _KERNEL_WORDS):
+            self._kernel_in_log(member, edges)
+
+    def _kernel_in_log(self, member: Member, edges: Sequence[bytes]) -> None:
+        """A journal holds the kernel's lines between the server's."""
+        from kvdoctor.parse import kernel
+
+        text = "\n".join(kernel.journal_line(line) for edge in edges for line in recognise.text_of(edge).splitlines())
+        parsed = kernel.kernel_log(text)
+        if not isinstance(parsed, kernel.NotThis) and (parsed.xids or parsed.kills or parsed.stalls):
+            self.usable = True
+            self.host.kernel.append(Timed(member.origin, member.time, parsed))
 
     # most parsers are loaded only where a file needs them
 
@@ -912,6 +925,9 @@ def _moved(run: LogRun, years: int, shift: float) -> LogRun:
 # ---------------------------------------------------------------- logs
 
 
+_KERNEL_WORDS = (b"NVRM: Xid", b"oom-kill:", b"Out of memory: Kill", b"Memory cgroup out of memory", b"soft lockup")
+"""Words of the kernel that decide; a server never prints them itself."""
+
 _ENDS = frozenset(
     {"stats", "ready", "start_error", "oom", "exit", "graphs_end", "request_in", "request_out", "model_load"}
 )
@@ -973,7 +989,8 @@ def _same_run(runs: list[_Run]) -> list[list[_Run]]:
             other = group[-1][0]
             if other.engine is not run.engine or other.origin == run.origin or run.engine is None:
                 continue
-            shared = bool(run.pids - {1}) and bool((run.pids - {1}) & (other.pids - {1}))
+            # containers number their processes alike: two logs that both start a server are two servers
+            shared = bool((run.pids - {1}) & (other.pids - {1})) and not (_starts(run) & _starts(other))
             rotated = _stem(run.origin) == _stem(other.origin) and not (run.has_start and other.has_start)
             if shared or rotated:
                 home = group
@@ -984,6 +1001,11 @@ def _same_run(runs: list[_Run]) -> list[list[_Run]]:
             home.append(item)
             home.sort(key=lambda i: (i[0].first_time is None, i[0].first_time or 0.0, _natural(i[0].origin)))
     return groups
+
+
+def _starts(run: LogRun) -> frozenset[tuple[str, str]]:
+    """What of a start a log tells: kinds of start-up lines, by rank."""
+    return frozenset((e.event, e.rank) for e in run.of("banner", "args", "pool"))
 
 
 def _stem(origin: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kvdoctor.engines.base import ROLES, Engine, engines
@@ -21,15 +21,45 @@ def explain(name: str, rules: Sequence[Rule]) -> str | None:
         return _fact(wanted, rules)
     if wanted in LEVERS:
         return _lever(wanted)
-    for found in (_metric(wanted), _flag(wanted), _log_line(wanted)):
+    for found in (_metric(wanted), _word(wanted), _flag(wanted), _log_line(wanted)):
         if found is not None:
             return found
     return None
 
 
+WORDS: Mapping[str, str] = {
+    "bounds": "only a lower and an upper end of the value are known; bounds can clear a rule or raise a suspicion, never make one fire",
+    "calibrated": "the limit was set on real runs; one that was not keeps a verdict from being certain",
+    "certain": "every deciding figure was measured and every limit is calibrated",
+    "goodput": "share of requests that got their first token in time and never stalled for long (in replays: 10 s, 2 s)",
+    "ITL": "inter-token latency: the time between two tokens of one request",
+    "KV pool": "the device memory set apart at start for keys and values of all requests; when it is full, requests wait or are preempted",
+    "likely": "a figure was estimated or assumed, there were few events, or a limit is not calibrated",
+    "misdiagnosis": "one of the five usual wrong readings of a symptom; see docs/misdiagnoses.md",
+    "preemption": "a running request loses its KV blocks to make room and is computed again later; SGLang says retraction",
+    "recompute": "tokens that are computed again because their KV blocks were taken away",
+    "replay": "the load of the window, drawn again and run in a simulator under other settings or sizes",
+    "retraction": "SGLang's word for preemption",
+    "scrape": "one reading of a metrics page; counters only speak by the difference of two",
+    "stall": "a gap of more than a second between two tokens of one request",
+    "suspected": "everything known fits, but a deciding fact is not known: no finding",
+    "thrash": "requests are admitted, evicted and admitted again, so the same prompts are computed over and over",
+    "TPOT": "time per output token: the mean time between the tokens of a request",
+    "TTFT": "time to first token: from the arrival of a request to its first token, the queue included",
+    "undetermined": "what was read does not decide it; the report says what would",
+    "watermark": "the share of the KV pool that is kept free when a request is admitted; as an alert, a mark of pool usage",
+}
+"""Words of a report that are no name of anything."""
+
+
+def _word(text: str) -> str | None:
+    lower = text.lower()
+    return next((f"{word}: {meaning}\n" for word, meaning in WORDS.items() if word.lower() == lower), None)
+
+
 def near(name: str, rules: Sequence[Rule]) -> list[str]:
     """Names close to a misspelt one."""
-    known = [*FACTS, *LEVERS, *(r.id for r in rules), *(r.name for r in rules), *(n for n, _, _ in _series())]
+    known = [*FACTS, *LEVERS, *WORDS, *(r.id for r in rules), *(r.name for r in rules), *(n for n, _, _ in _series())]
     return suggest(name, dict.fromkeys(known))
 
 
@@ -38,8 +68,10 @@ def _fact(name: str, rules: Sequence[Rule]) -> str:
     users = [r for r in rules if name in r.when or (r.applies and name in r.applies)]
     out = [
         f"{name}: {row.meaning}",
-        f"unit {row.unit}; measured on the {LEVELS[row.level]}; span: {SPANS[row.span]}"
-        + (f"; a server's value is the {row.combine} over its parts" if row.combine else ""),
+        f"unit: {_UNITS.get(row.unit, row.unit)}; measured on the {LEVELS[row.level]}; span: {SPANS[row.span]}"
+        + (
+            f"; a server's value is the {_COMBINED.get(row.combine, row.combine)} over its parts" if row.combine else ""
+        ),
     ]
     if row.choices:
         out.append("one of: " + ", ".join(row.choices))
@@ -51,6 +83,20 @@ def _fact(name: str, rules: Sequence[Rule]) -> str:
     if users:
         out.append("used by: " + ", ".join(f"{r.id} {r.name}" for r in users))
     return "\n".join(out) + "\n"
+
+
+_UNITS = {
+    "1": "a share, 0 to 1",
+    "tok": "tokens",
+    "tok/s": "tokens per second",
+    "B": "bytes",
+    "B/s": "bytes per second",
+    "s": "seconds",
+    "/s": "per second",
+    "bool": "yes or no",
+    "enum": "a word",
+}
+_COMBINED = {"max": "largest", "min": "smallest", "mean": "mean"}
 
 
 def _lever(name: str) -> str:
@@ -159,7 +205,31 @@ def _log_line(text: str) -> str | None:
                 out.append(f"    read from this line: {shown or 'that it happened'}")
                 if note:
                     out.append(f"    note: {note}")
+    out += _out_of_memory(text)
     return "\n".join(out) + "\n" if out else None
+
+
+def _out_of_memory(text: str) -> list[str]:
+    """What an out-of-memory message says, in figures, and which rules read it."""
+    from dataclasses import fields
+
+    from kvdoctor.parse import oom
+    from kvdoctor.report.words import size
+
+    out: list[str] = []
+    for message in oom.find(text):
+        figures = [
+            f"{field.name} {size(amount)}"
+            for field in fields(message)
+            if field.name in ("requested", "total", "free", "allocated", "unallocated", "reserved", "cap")
+            and isinstance(amount := getattr(message, field.name), int)
+        ]
+        out.append(
+            "An out-of-memory error of the device. It is not the KV pool that ran out: that is allocated once, at start."
+        )
+        out.append(f"    read from this line: {', '.join(figures) or 'that it happened'}")
+        out.append("    judged by: KV100 oom-outside-kv and its causes, KV101 to KV110")
+    return out
 
 
 # ---------------------------------------------------------------------------------------------- docs

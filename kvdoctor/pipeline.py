@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Literal
 
 from kvdoctor.advise import Setting, Simulated, SimulatedLever, commands, plan, with_actions
@@ -13,6 +13,7 @@ from kvdoctor.derive.view import View
 from kvdoctor.derive.vitals import series, vitals
 from kvdoctor.facts import FACTS, FactSet, Unknown
 from kvdoctor.findings import SEVERITIES, Advice, Plan, Report, SourceNote, TargetReport, Turn, Verdict, Window
+from kvdoctor.frozen import frozen
 from kvdoctor.normalise import Reader, glance, normalise
 from kvdoctor.readings import Intake, LogRun, Target
 from kvdoctor.rulebook.config import Config, apply_config
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from kvdoctor.whatif import Inputs, Interval, Lengths, WhatIfResult
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Options:
     """What a run may vary beside rules and configuration. ``engine`` overrules detection; ``what_if`` is none, auto or full.
 

@@ -14,9 +14,11 @@ import math
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from difflib import get_close_matches
 from pathlib import Path
+
+from kvdoctor.frozen import frozen
 
 ORDERS = (
     "tail",
@@ -40,7 +42,7 @@ class PolicyError(ValueError):
     """A policy that cannot be read: names the key, the value, what is allowed and, from a file, the line."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Weights:
     """Weights of the value order, each term scaled to 0..1 before weighting."""
 
@@ -58,7 +60,7 @@ WEIGHT_PRESETS: Mapping[str, Weights] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Policy:
     """Who is admitted, who is evicted, what is kept and how it comes back. Defaults: stock vLLM 0.19 and later.
 

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from kvdoctor.frozen import frozen
+
 if TYPE_CHECKING:
     from kvdoctor.engines.base import Args, Engine
     from kvdoctor.findings import SourceNote
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Histogram:
     """Cumulative buckets ``(upper edge, count)``, ascending, the last edge +Inf; ``total`` and ``sum`` as exposed.
 
@@ -106,7 +108,7 @@ class Histogram:
         return self.sum / self.total
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Reading:
     """A value of a role and the series it came from (``origin:line name``)."""
 

@@ -7,16 +7,23 @@ member is executed or unpickled here.
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import math
 import os
 import re
 import stat
 import time as _time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+from kvdoctor.frozen import frozen
+
+if TYPE_CHECKING:
+    from gzip import GzipFile
 
 SCHEMA = "kvdoctor.snapshot/1"
 MANIFEST = "manifest.json"
@@ -25,9 +32,11 @@ MAX_MEMBERS = 5_000
 MAX_DEPTH = 8
 MAX_ARCHIVE_BYTES = 512 << 20
 MAX_MEMBER_BYTES = 256 << 20
+MAX_CHECKED_BYTES = 64 << 20
+"""A packed file up to this size is unpacked once at the start: its true size, and whether it is whole."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Missing:
     """A source that could not be read: why, and what to do about it."""
 
@@ -37,7 +46,7 @@ class Missing:
     hint: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Member:
     """One source: ``open()`` gives its bytes from the start, as often as asked.
 
@@ -74,7 +83,7 @@ class Member:
             return stream.read(limit)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Snapshot:
     """Everything a diagnosis may look at. ``host`` holds host facts of the manifest, ``taken`` its time."""
 
@@ -114,25 +123,83 @@ def epoch_in_name(name: str) -> float | None:
     return float(match.group(0)) if match else None
 
 
-def _file_member(path: Path, name: str) -> Member:
-    size = path.stat().st_size
+def _damage() -> tuple[type[Exception], ...]:
+    """What reading a packed file that was cut or changed raises."""
+    import zlib
 
-    def opener() -> BinaryIO:
-        raw = path.open("rb")
-        packed = raw.read(2) == b"\x1f\x8b"
-        raw.seek(0)
-        if not packed:
-            return raw
+    return (OSError, EOFError, zlib.error)
+
+
+class _Whatever(io.RawIOBase):
+    """A packed file that is damaged, read as far as it goes."""
+
+    def __init__(self, path: Path) -> None:
         import gzip
 
-        return cast(BinaryIO, gzip.GzipFile(fileobj=raw))
+        self._raw = path.open("rb")
+        self._packed = gzip.GzipFile(fileobj=self._raw)
+        self._over = False
 
-    return Member(name, name, opener, size, None, epoch_in_name(name))
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """The next bytes; 0 where the damage begins."""
+        if self._over:
+            return 0
+        try:
+            data = self._packed.read1(len(buffer))
+        except _damage():
+            data = b""
+        self._over = not data
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        """Closes the file too."""
+        self._raw.close()
+        super().close()
+
+
+def _unpacked(path: Path) -> tuple[int, bool]:
+    """(bytes a gzip file unpacks to, at most ``MAX_ARCHIVE_BYTES``; whether it is damaged)."""
+    import gzip
+
+    total = 0
+    with gzip.open(path, "rb") as stream:
+        try:
+            while total < MAX_ARCHIVE_BYTES and (block := stream.read1(1 << 18)):
+                total += len(block)
+        except _damage():
+            return total, True
+    return total, False
+
+
+def _file_member(path: Path, name: str) -> Member:
+    """A member of a regular file; a gzip file is read unpacked, a damaged one up to the damage and marked as cut."""
+    size = path.stat().st_size
+    with path.open("rb") as stream:
+        packed = stream.read(2) == b"\x1f\x8b"
+    if not packed:
+        return Member(name, name, lambda: path.open("rb"), size, None, epoch_in_name(name))
+    import gzip
+
+    if size <= MAX_CHECKED_BYTES:
+        size, damaged = _unpacked(path)
+        if damaged:
+            if not size:
+                raise OSError(errno.EIO, "a gzip file that is damaged from the start")
+            return Member(
+                name, name, lambda: io.BufferedReader(_Whatever(path)), size, None, epoch_in_name(name), truncated=True
+            )
+    return Member(name, name, lambda: cast(BinaryIO, gzip.open(path, "rb")), size, None, epoch_in_name(name))
 
 
 def _walk(root: Path, warnings: list[str], missing: list[Missing]) -> list[tuple[str, Path]]:
     """Regular files below ``root`` in name order; each directory once (loops end), links out of it are not followed."""
     found: list[tuple[str, Path]] = []
+    home = os.path.realpath(root)
     seen: set[tuple[int, int]] = set()
     stack: list[tuple[Path, str, int]] = [(root, "", 0)]
     while stack:
@@ -157,6 +224,11 @@ def _walk(root: Path, warnings: list[str], missing: list[Missing]) -> list[tuple
             if entry.name.startswith(".") or (labelled and entry.name in ("expect.toml", "truth")):
                 continue
             try:
+                if entry.is_symlink() and not _within(os.path.realpath(entry.path), home):
+                    missing.append(
+                        Missing("file", name, "a link to outside of the folder: not followed", "name its target too")
+                    )
+                    continue
                 mode = entry.stat().st_mode
             except OSError as error:
                 missing.append(
@@ -177,6 +249,10 @@ def _walk(root: Path, warnings: list[str], missing: list[Missing]) -> list[tuple
             warnings.append(f"more than {MAX_MEMBERS} files: the rest was not read")
             return found[:MAX_MEMBERS]
     return found
+
+
+def _within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
 
 
 def _readable(path: Path, name: str, missing: list[Missing]) -> Member | None:
@@ -200,12 +276,13 @@ def read_paths(paths: Sequence[str | Path]) -> Snapshot:
     taken: float | None = None
     for raw in paths:
         path = Path(raw)
-        if not path.exists():
-            raise SnapshotError(
-                f"{raw} does not exist; give a snapshot folder, a .tar.gz, or files of a server (log, metrics, nvidia-smi)"
-            )
-        if path.is_dir():
+        mode = _mode(raw)
+        if stat.S_ISDIR(mode):
             part = _read_folder(path)
+        elif stat.S_ISFIFO(mode):
+            part = read_stream(_pipe(path), str(raw))
+        elif not stat.S_ISREG(mode):
+            raise SnapshotError(f"{raw} is a device or a socket; give a file, a folder or a .tar.gz")
         elif _is_tar(path):
             part = read_archive(path)
         else:
@@ -225,20 +302,90 @@ def read_paths(paths: Sequence[str | Path]) -> Snapshot:
     return Snapshot(tuple(unique), tuple(missing), host, taken, ", ".join(str(p) for p in paths), tuple(warnings))
 
 
+def _mode(raw: str | Path) -> int:
+    """File mode of a path that must exist."""
+    if not str(raw):
+        raise SnapshotError("an empty path was given; is a variable not set?")
+    try:
+        return os.stat(raw).st_mode
+    except FileNotFoundError:
+        why = "does not exist"
+    except NotADirectoryError:
+        why = "does not exist"
+    except (OSError, ValueError) as error:
+        why = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+    raise SnapshotError(
+        f"{str(raw)[:200]} {why}; give a snapshot folder, a .tar.gz, or files of a server (log, metrics, nvidia-smi)"
+    )
+
+
+def _pipe(path: Path) -> BinaryIO:
+    """A pipe (``<(command)``), opened without waiting for a writer: one that nobody writes to is empty."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError as error:
+        raise SnapshotError(f"{path} cannot be read: {error.strerror}") from error
+    os.set_blocking(handle, True)
+    return os.fdopen(handle, "rb")
+
+
+def read_stream(stream: BinaryIO, origin: str) -> Snapshot:
+    """A snapshot from a stream that can be read once (standard input, a pipe): an archive, a packed or a plain file.
+
+    At most ``MAX_MEMBER_BYTES`` are kept; the rest is not read, and a warning says so.
+    """
+    import gzip
+
+    data = stream.read(MAX_MEMBER_BYTES + 1)
+    warnings: list[str] = []
+    cut = len(data) > MAX_MEMBER_BYTES
+    if cut:
+        data = data[:MAX_MEMBER_BYTES]
+        warnings.append(f"{origin}: only the first {MAX_MEMBER_BYTES >> 20} MiB were read; give a file instead")
+    if data[:2] == b"\x1f\x8b":
+        if _begins_tar(gzip.GzipFile(fileobj=io.BytesIO(data))):
+            return _with_warnings(_read_tar(io.BytesIO(data), origin), warnings)
+        unpacked = io.BytesIO()
+        try:
+            with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:
+                while unpacked.tell() <= MAX_MEMBER_BYTES and (block := packed.read1(1 << 18)):
+                    unpacked.write(block)
+        except _damage():
+            cut = True
+            warnings.append(f"{origin}: the packed data is damaged: read up to there")
+        if unpacked.tell() > MAX_MEMBER_BYTES:
+            cut = True
+            unpacked.truncate(MAX_MEMBER_BYTES)
+            warnings.append(f"{origin}: only the first {MAX_MEMBER_BYTES >> 20} MiB were read; give a file instead")
+        data = unpacked.getvalue()
+    elif data[257:262] == b"ustar":
+        return _with_warnings(_read_tar(io.BytesIO(data), origin), warnings)
+    return Snapshot((memory_member(origin, data, truncated=cut),), origin=origin, warnings=tuple(warnings))
+
+
+def _with_warnings(snapshot: Snapshot, warnings: Sequence[str]) -> Snapshot:
+    return replace(snapshot, warnings=(*warnings, *snapshot.warnings))
+
+
+def _begins_tar(unzipped: GzipFile) -> bool:
+    try:
+        with unzipped:
+            return unzipped.read(262)[257:262] == b"ustar"
+    except _damage():
+        return False
+
+
 def _is_tar(path: Path) -> bool:
     try:
         with path.open("rb") as stream:
             magic = stream.read(262)
+            if magic[:2] == b"\x1f\x8b":
+                import gzip
+
+                stream.seek(0)
+                return _begins_tar(gzip.GzipFile(fileobj=stream)) or path.name.endswith((".tar.gz", ".tgz"))
     except OSError:
         return False
-    if magic[:2] == b"\x1f\x8b":
-        import gzip
-
-        try:
-            with gzip.open(path, "rb") as unzipped:
-                return unzipped.read(262)[257:262] == b"ustar"
-        except (OSError, EOFError):
-            return path.name.endswith((".tar.gz", ".tgz"))
     return magic[257:262] == b"ustar"
 
 
@@ -256,48 +403,80 @@ def _read_folder(path: Path) -> Snapshot:
 
 def read_archive(path: Path) -> Snapshot:
     """Read a ``.tar`` or ``.tar.gz``, as a stream: regular members only, within the byte and member budgets."""
+    try:
+        with path.open("rb") as stream:
+            return _read_tar(stream, str(path))
+    except OSError as error:
+        raise SnapshotError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+class _Budgeted:
+    """Reads at most ``budget`` bytes, then raises: what an archive unpacks to has an end."""
+
+    def __init__(self, stream: BinaryIO, budget: int) -> None:
+        self._stream = stream
+        self._left = budget
+
+    def read(self, size: int) -> bytes:
+        """The next bytes."""
+        data = self._stream.read(min(size, self._left + 1))
+        self._left -= len(data)
+        if self._left < 0:
+            raise _OverBudget
+        return data
+
+
+class _OverBudget(Exception):
+    pass
+
+
+def _read_tar(raw: BinaryIO, origin: str) -> Snapshot:
+    import gzip
     import tarfile
 
     members: list[Member] = []
-    missing: list[Missing] = []
     warnings: list[str] = []
     budget = MAX_ARCHIVE_BYTES
+    label = os.path.basename(origin)
+    packed = raw.read(2) == b"\x1f\x8b"
+    raw.seek(0)
+    broken: tuple[type[Exception], ...] = (tarfile.TarError, ValueError, *_damage())
+    # what is skipped is unpacked too, so the stream itself has a budget
+    stream = _Budgeted(cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if packed else raw, 2 * MAX_ARCHIVE_BYTES)
     try:
-        with tarfile.open(path, "r|*") as archive:
+        with tarfile.open(fileobj=cast(Any, stream), mode="r|", bufsize=1 << 16) as archive:
             for count, info in enumerate(archive):
                 if count >= MAX_MEMBERS:
-                    warnings.append(f"{path.name}: more than {MAX_MEMBERS} members: the rest was not read")
+                    warnings.append(f"{label}: more than {MAX_MEMBERS} members: the rest was not read")
                     break
                 name = _safe_name(info.name)
-                if not info.isfile():
+                if not info.isfile() or not name:
                     if not info.isdir():
-                        warnings.append(f"{path.name}: {name} is not a regular file: skipped")
+                        warnings.append(f"{label}: {name or 'a member without a name'} is not a regular file: skipped")
                     continue
-                stream = archive.extractfile(info)
-                if stream is None:
+                content = archive.extractfile(info)
+                if content is None:
                     continue
-                data = stream.read(min(MAX_MEMBER_BYTES, budget) + 1)
-                cut = len(data) > min(MAX_MEMBER_BYTES, budget)
+                most = min(MAX_MEMBER_BYTES, budget)
+                data = content.read(most)
+                cut = info.size > len(data)
                 if cut:
-                    data = data[: min(MAX_MEMBER_BYTES, budget)]
-                    warnings.append(f"{path.name}: {name} is larger than the byte budget: cut")
+                    warnings.append(f"{label}: {name} is larger than the byte budget: cut")
                 budget -= len(data)
                 members.append(memory_member(name, data, time=epoch_in_name(name), truncated=cut))
                 if budget <= 0:
-                    warnings.append(
-                        f"{path.name}: more than {MAX_ARCHIVE_BYTES >> 20} MiB unpacked: the rest was not read"
-                    )
+                    warnings.append(f"{label}: more than {MAX_ARCHIVE_BYTES >> 20} MiB unpacked: the rest was not read")
                     break
-    except (tarfile.TarError, OSError, EOFError) as error:
+    except _OverBudget:
+        warnings.append(f"{label}: more than {2 * MAX_ARCHIVE_BYTES >> 20} MiB unpacked: the rest was not read")
+    except broken as error:
         if not members:
             raise SnapshotError(
-                f"{path} is not a readable archive ({error}); make it again with 'kvdoctor capture -o FILE'"
+                f"{origin} is not a readable archive ({error}); make it again with 'kvdoctor capture -o FILE'"
             ) from error
-        warnings.append(f"{path.name}: the archive ends early ({error}); {len(members)} members were read")
+        warnings.append(f"{label}: the archive ends early ({error}); {len(members)} members were read")
     # one common top folder is packaging, not information
-    return _with_manifest(
-        Snapshot(tuple(_without_common_top(members)), tuple(missing), {}, None, str(path), tuple(warnings))
-    )
+    return _with_manifest(Snapshot(tuple(_without_common_top(members)), (), {}, None, origin, tuple(warnings)))
 
 
 def _without_common_top(members: list[Member]) -> list[Member]:
@@ -319,11 +498,11 @@ def _with_manifest(snapshot: Snapshot) -> Snapshot:
     rest = tuple(m for m in snapshot.members if m is not found)
     try:
         manifest = json.loads(found.read(8 << 20))
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, OSError):
         return replace(
             snapshot,
             members=rest,
-            warnings=(*snapshot.warnings, f"{MANIFEST} is not valid JSON ({error}): members are told by their content"),
+            warnings=(*snapshot.warnings, f"{MANIFEST} is not valid JSON: members are told by their content"),
         )
     if not isinstance(manifest, dict) or not str(manifest.get("schema", "")).startswith("kvdoctor.snapshot/"):
         return snapshot
@@ -332,43 +511,69 @@ def _with_manifest(snapshot: Snapshot) -> Snapshot:
         warnings.append(
             f"written by a newer kvdoctor ({manifest['schema']}); this one reads {SCHEMA}: unknown entries are left out"
         )
-    entries = {str(e["name"]): e for e in manifest.get("members", ()) if isinstance(e, dict) and "name" in e}
+    listed = _list(manifest, "members", warnings)
+    entries = {str(e["name"]): e for e in listed if isinstance(e, dict) and "name" in e}
     members = []
     for member in rest:
         entry = entries.get(member.name)
         if entry is None:
             members.append(member)
             continue
-        when = entry.get("time")
+        when = _epoch(entry.get("time"))
+        redactions = entry.get("redactions")
         if isinstance(entry.get("sha256"), str) and not member.truncated:
             digest = _sha256(member)
             if digest != entry["sha256"]:
                 warnings.append(f"{member.name} was changed after it was captured (its sha256 differs)")
         members.append(replace(
             member,
-            kind=str(entry["kind"]) if "kind" in entry else member.kind,
-            time=float(when) if isinstance(when, (int, float)) else member.time,
+            kind=str(entry["kind"]) if entry.get("kind") is not None else member.kind,
+            time=when if when is not None else member.time,
             origin=str(entry.get("origin") or member.origin),
             truncated=bool(entry.get("truncated", member.truncated)),
-            redactions=tuple(str(r) for r in entry.get("redactions", ())),
+            redactions=tuple(str(r) for r in redactions) if isinstance(redactions, list) else (),
         ))  # fmt: skip
     missing = tuple(
         Missing(str(e.get("kind", "")), str(e.get("origin", "")), str(e.get("reason", "")), str(e.get("hint", "")))
-        for e in manifest.get("missing", ())
+        for e in _list(manifest, "missing", warnings)
         if isinstance(e, dict)
+    )
+    present = {m.name for m in rest}
+    missing += tuple(
+        Missing(str(e.get("kind") or "file"), name, f"{MANIFEST} lists it, but it is not there", "capture it again")
+        for name, e in entries.items()
+        if name not in present
     )
     host = (
         {str(k): str(v) for k, v in manifest.get("host", {}).items()} if isinstance(manifest.get("host"), dict) else {}
     )
-    taken = manifest.get("taken")
     return replace(
         snapshot,
         members=tuple(members),
         missing=snapshot.missing + missing,
         host=host,
-        taken=float(taken) if isinstance(taken, (int, float)) else None,
+        taken=_epoch(manifest.get("taken")),
         warnings=tuple(warnings),
     )
+
+
+_LAST_EPOCH = 253_402_300_799.0
+"""The last second of the year 9999: what lies beyond is no time."""
+
+
+def _epoch(value: object) -> float | None:
+    """Epoch seconds from a manifest; None for what is no time of a server's life."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    return float(value) if 0 < value <= _LAST_EPOCH and math.isfinite(value) else None
+
+
+def _list(manifest: Mapping[str, object], key: str, warnings: list[str]) -> list[object]:
+    value = manifest.get(key, [])
+    if isinstance(value, list):
+        return value
+    warnings.append(f"{MANIFEST}: {key} is no list: left out")
+    return []
 
 
 def _sha256(member: Member) -> str:
@@ -409,7 +614,7 @@ def write_archive(snapshot: Snapshot, path: Path, tool: str) -> int:
     """Write a ``.tar.gz`` atomically (temporary file in the same folder, then rename); returns its size in bytes."""
     import tarfile
 
-    manifest = json.dumps(manifest_for(snapshot, tool), indent=1, ensure_ascii=False).encode()
+    manifest = json.dumps(manifest_for(snapshot, tool), indent=1, ensure_ascii=False).encode("utf-8", "replace")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     stamp = int(snapshot.taken if snapshot.taken is not None else _time.time())
     try:
@@ -432,7 +637,7 @@ def digest(snapshot: Snapshot) -> str:
 
     total = hashlib.sha256()
     for member in sorted(snapshot.members, key=lambda m: m.name):
-        total.update(member.name.encode())
+        total.update(member.name.encode("utf-8", "surrogateescape"))
         total.update(str(member.size).encode())
         total.update(member.head(1 << 20))
     return total.hexdigest()

@@ -15,12 +15,13 @@ import math
 import random
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Literal
 
 from kvdoctor.engines.base import Args, Engine, Scheduler, lever_for
 from kvdoctor.facts import Fact, Known, Unknown, measured
 from kvdoctor.findings import Watermark, WhatIf
+from kvdoctor.frozen import frozen
 from kvdoctor.policy import Policy
 from kvdoctor.sim import (
     Bench,
@@ -48,7 +49,7 @@ RUNNING_SHARES = (0.75, 0.5, 0.35)
 """Limits on running sequences that are tried, as shares of the most that were seen running."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Effort:
     """How the budget is spent: loads to search on, loads to judge on, free shares and limits that are tried.
 
@@ -92,7 +93,7 @@ FACT_NAMES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Lengths:
     """A histogram of the window: cumulative ``(upper edge, count)`` with the last edge infinite, and the sum of values."""
 
@@ -110,7 +111,7 @@ class Lengths:
         return None if self.total is None or not self.count else self.total / self.count
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Interval:
     """What happened between two samples: seconds (None: no clock), requests ended and preempted, in flight at its ends.
 
@@ -142,7 +143,7 @@ class Interval:
         return max(0.0, self.finished + self.after - self.before)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Observed:
     """What a capture tells about one server's load and limits. None: not told. Lengths are tokens, times seconds.
 
@@ -166,7 +167,7 @@ class Observed:
     reused_share: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Inputs:
     """All a replay is made from: the observation, the engine's table and settings, the facts of the gate."""
 
@@ -179,7 +180,7 @@ class Inputs:
     waiting: Fact
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Setting:
     """A lever turned in the replay: best value, the values that do as well, what it does, and what is in force now."""
 
@@ -192,7 +193,7 @@ class Setting:
     present: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WhatIfResult:
     """``whatif.*`` facts, rows and settings for the plan, and what was assumed. Rows and settings only where it reproduces.
 
@@ -229,7 +230,7 @@ def replay(inputs: Inputs, *, mode: Mode = "auto", goal: Goal | None = None) -> 
         return _nothing(Unknown(f"the load cannot be replayed: {error}"))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Captured:
     """A captured load ready to be replayed: one workload per seed, the server, the policy in force, what was seen.
 
@@ -308,7 +309,7 @@ def _lacking(seen: Observed) -> Unknown | None:
 # --- the load ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Stretch:
     """The part of the window that is replayed. ``clients``: a closed loop of so many, None for arrivals by the clock."""
 

@@ -234,3 +234,13 @@ def test_the_stable_names_are_there_and_cheap() -> None:
     code = "import sys, kvdoctor; print([m for m in sys.modules if m.startswith('kvdoctor.')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_word_of_a_report_and_a_pasted_error_are_explained() -> None:
+    rules = load_rules()
+    assert "first token" in (explain("goodput", rules) or "")
+    assert (explain("ttft", rules) or "").startswith("TTFT: ")
+    line = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 136.00 MiB. GPU 0 has a total capacity of 22.40 GiB of which 121.00 MiB is free."
+    said = explain(line, rules) or ""
+    assert "requested 136 MiB" in said
+    assert "KV100" in said

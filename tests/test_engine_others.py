@@ -313,6 +313,21 @@ SAID = [
     ),
     Said(
         TGI,
+        "tgi.context.total",
+        "ERROR generate: router/src/infer/mod.rs:105: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 4000 `inputs` "
+        "tokens and 512 `max_new_tokens`",
+        "context_limit",
+        {"n_tokens": 4512, "n_ctx": 4096},
+    ),
+    Said(
+        TGI,
+        "tgi.context.input",
+        "ERROR generate: router/src/infer/mod.rs:105: `inputs` must have less than 3072 tokens. Given: 4000",
+        "context_limit",
+        {"n_tokens": 4000, "n_ctx": 3072},
+    ),
+    Said(
+        TGI,
         "tgi.start.refused",
         'Error: ArgumentValidation("`max_batch_prefill_tokens` must be >= `max_input_tokens`. Given: 4096 and 6000")',
         "start_error",

@@ -242,7 +242,7 @@ LINES = [
             "tokens": 81561.0,
             "max_running": 17.0,
             "max_model_len": 32768.0,
-            "available_bytes": 11.25 * GIB,
+            "free": 11.25 * GIB,
             "device": "gpu",
         },
     ),
@@ -385,11 +385,6 @@ LINES = [
         "min_per_gpu_memory=21.5, local_gpu_memory=78.5, local_gpu_memory * 0.9=70.65",
         "sgl.start.unbalanced",
         {"have": 21.5 * GIB, "need": 78.5 * GIB, "error": "free_below_fraction"},
-    ),
-    (
-        "ERROR:    [Errno 98] error while attempting to bind on address ('0.0.0.0', 30000): address already in use",
-        "sgl.start.port",
-        {"error": "port_in_use"},
     ),
     (
         "ValueError: User-specified context_length (65536) is greater than the derived context_length (32768). This may "

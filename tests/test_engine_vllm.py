@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvdoctor.engines import base, lmcache, vllm
+from kvdoctor.engines import _start_logs, base, lmcache, vllm
 from kvdoctor.engines.base import COMMON_COMMANDS, gap_for, in_range, lever_for, version_key
 from kvdoctor.facts import FACTS, LEVERS
 from kvdoctor.parse.serverlog import EVENTS, Matcher
@@ -21,7 +21,7 @@ VERSIONS = (
     "0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0",
 )  # fmt: skip
 ENGINES = (vllm.ENGINE, lmcache.ENGINE)
-_MATCHER = Matcher([*vllm.ENGINE.templates, *lmcache.ENGINE.templates])
+_MATCHER = Matcher([*vllm.ENGINE.templates, *lmcache.ENGINE.templates, *_start_logs.TEMPLATES])
 
 
 def events(line: str) -> list[tuple[str, str, dict[str, object]]]:
@@ -782,6 +782,11 @@ def test_no_prompt_text_leaves_the_table() -> None:
         ("WorkerProc failed to start.", "error", {"text": "WorkerProc failed to start", "start": True}),
         ("RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}", "error",
          {"text": "Engine core initialization failed", "start": True}),
+        (
+            "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above).",
+            "error",
+            {"text": "EngineDeadError"},
+        ),
         ("AsyncEngineDeadError: Background loop is not running.", "error", {"text": "Background loop is not running"}),
         ("RuntimeError: Worker failed with error 'shape mismatch', please check the stack trace above", "error",
          {"text": "Worker failed with error 'shape mismatch"}),

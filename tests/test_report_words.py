@@ -9,6 +9,7 @@ from report_helpers import evidence, verdict
 
 from kvdoctor.facts import FACTS, Known, Unknown
 from kvdoctor.report import words
+from kvdoctor.report.doubts import gap_words
 
 
 @pytest.mark.parametrize(
@@ -125,3 +126,27 @@ def test_every_fact_has_a_name_of_its_own() -> None:
     from kvdoctor.report.words import LABELS
 
     assert set(LABELS) == set(FACTS)
+
+
+@pytest.mark.parametrize(
+    "condition, said",
+    [
+        ("preempt.victims_near_done > 0.25 (1)", "victims that were nearly done > 25 %"),
+        ("latency.queue_p50 < 5", "median time in the queue < 5 s"),
+        ("preempt.count == 0 or req.waiting_max == 0", "preemptions: none or most requests waiting: none"),
+        ('start.error == "none"', "reason the start failed: none"),
+        ("oom.fragmented == false", "more reserved and unused than was asked for: no"),
+        ("req.context_share <= 0.01", "share of requests ended by a full context <= 1 %"),
+        ("req.waiting_max > req.running_max", "most requests waiting > most requests running"),
+        ("kv.usage_max < 95 %", "peak KV pool usage < 95 %"),
+    ],
+)
+def test_a_condition_reads_with_labels_and_units(condition: str, said: str) -> None:
+    assert words.condition(condition) == said
+
+
+def test_an_open_bound_has_its_unit_and_no_reason_leaves_no_brackets() -> None:
+    assert gap_words("whatif.policy", "known only to lie between 0.920833 and 0.9875") == (
+        "goodput with another policy (known only to lie between 92.1 and 98.8 %)"
+    )
+    assert gap_words("preempt.count", "") == "preemptions"

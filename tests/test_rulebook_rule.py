@@ -147,7 +147,7 @@ name = "all forms"
 expect = "clear"
 facts = { "req.waiting" = 3, "kv.usage_max" = { lo = 0, hi = 0.3 }, "preempt.count" = { value = 9, span = "L", events = 9 }, "recompute.token_share" = { value = 0.2, how = "estimated", requests = 40 }, "oom.site" = "lora", "oom.fragmented" = true, "req.running" = { unknown = true } }
 """
-    example = parse_rule(text_of(stage=5, tables=tables), "rules/AB100-some-rule.toml").body.examples[0]
+    example = parse_rule(text_of(stage=5, tables=tables), "rules/AB100-some-rule.toml").examples[0]
     assert example.facts["req.waiting"] == Known(3, 3, "measured", "w", "example")
     assert example.facts["kv.usage_max"] == Known(0, 0.3, "bound", "w", "example")
     assert example.facts["preempt.count"] == Known(9, 9, "measured", "L", "example", "", 9, None)

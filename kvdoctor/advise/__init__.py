@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kvdoctor.engines.base import COMMON_COMMANDS, Args, Command, Engine, Lever, in_range, lever_for
 from kvdoctor.facts import LEVERS, Fact, FactSet, How, Known
 from kvdoctor.findings import Action, Advice, Plan, Turn, Verdict, Watermark, WhatIf
+from kvdoctor.frozen import frozen
 
 ALERT_HIGH = 0.85
 ALERT_LOW = 0.70
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SimulatedLever:
     """A lever turned in replays of this load: best value, the values that do as well, what is in force, what it does."""
 
@@ -26,7 +27,7 @@ class SimulatedLever:
     next_limit: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Simulated:
     """What the replays of this load say. ``idle``: levers that were tried and do no more than what is in force."""
 
@@ -37,7 +38,7 @@ class Simulated:
     basis: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Setting:
     """What advice depends on: the engine table (None: unknown engine), its version, its arguments, facts, replays."""
 

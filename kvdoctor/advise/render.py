@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from kvdoctor.engines.base import Engine, Lever, Scheduler, lever_for
 from kvdoctor.findings import Action
+from kvdoctor.frozen import frozen
 from kvdoctor.policy import Policy
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Key:
     """The lever a policy key is turned by. ``exact``: the lever's flag can mean just this key."""
 

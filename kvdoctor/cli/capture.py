@@ -61,8 +61,10 @@ def capture(
 ) -> None:
     """Write what a diagnosis needs, without prompts, keys, addresses, hosts and users.
 
-    Examples: kvdoctor capture -o server.tar.gz --url http://127.0.0.1:8000 --log journal:vllm |
-    kvdoctor capture -o server.tar.gz logs/ metrics_*.prom
+    \b
+    Examples:
+      kvdoctor capture -o server.tar.gz --url http://127.0.0.1:8000 --log journal:vllm
+      kvdoctor capture -o server.tar.gz logs/ metrics_*.prom
     """
     import secrets
 

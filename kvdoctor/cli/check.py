@@ -49,7 +49,9 @@ def check(
 ) -> None:
     """Judge captured snapshots in CI. Unknown is skipped, never passed. Exit 0 clean, 1 a finding, 2 error, 3 could not tell.
 
-    Example: kvdoctor check snapshots/* --fail-on high --format junit -o kvdoctor.xml
+    \b
+    Example:
+      kvdoctor check snapshots/* --fail-on high --format junit -o kvdoctor.xml
     """
     from datetime import UTC, datetime
 

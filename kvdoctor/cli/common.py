@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NoReturn, cast, get_args
+from typing import TYPE_CHECKING, BinaryIO, Literal, NoReturn, cast, get_args
 
 import typer
 
@@ -78,10 +78,10 @@ def one_source(
 
 def open_one(path: str) -> Snapshot:
     """The snapshot of one path; raises SnapshotError when it cannot be read at all."""
-    from kvdoctor.snapshot import Snapshot, memory_member, read_paths
+    from kvdoctor.snapshot import read_paths, read_stream
 
     if path == "-":
-        return Snapshot((memory_member("standard input", sys.stdin.buffer.read()),), origin="standard input")
+        return read_stream(_stdin(), "standard input")
     return read_paths([resolve(path)])
 
 
@@ -89,17 +89,30 @@ def read(paths: Sequence[str]) -> Snapshot:
     """A snapshot from the paths of the command line; usage error when one does not exist. ``-`` reads standard input."""
     from dataclasses import replace
 
-    from kvdoctor.snapshot import SnapshotError, memory_member, read_paths
+    from kvdoctor.snapshot import SnapshotError, read_paths, read_stream
 
     named = [resolve(p) for p in paths if p != "-"]
     try:
+        if "-" not in paths:
+            return read_paths(named)
+        piped = read_stream(_stdin(), "standard input")
+        if not named:
+            return piped
         snapshot = read_paths(named)
     except SnapshotError as error:
         fail(str(error))
-    if "-" in paths:
-        data = sys.stdin.buffer.read()
-        snapshot = replace(snapshot, members=(*snapshot.members, memory_member("standard input", data)))
-    return snapshot
+    return replace(
+        snapshot,
+        members=(*snapshot.members, *piped.members),
+        missing=(*snapshot.missing, *piped.missing),
+        warnings=(*snapshot.warnings, *piped.warnings),
+    )
+
+
+def _stdin() -> BinaryIO:
+    if sys.stdin is None:
+        fail("standard input is closed; give a file")
+    return sys.stdin.buffer
 
 
 def settings(config: Path | None, rules: Sequence[Path], sets: Sequence[str]) -> tuple[tuple[Rule, ...], Config]:
@@ -126,6 +139,10 @@ def emit(text: str) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        # what is still buffered must not fail a second time at the end of the process
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        fail(f"cannot write to standard output: {error.strerror or error}")
 
 
 def write(text: str, output: Path | None) -> None:

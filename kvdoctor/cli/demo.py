@@ -33,8 +33,10 @@ def demo(
 ) -> None:
     """Play an inference server: /metrics in vLLM's names, a log, a GPU reading. Ends with Ctrl-C or --duration.
 
-    Examples: kvdoctor demo recompute-overload --port 8000 --log /tmp/demo.log, and in another terminal
-    kvdoctor diagnose --url http://127.0.0.1:8000 --log /tmp/demo.log
+    \b
+    Examples:
+      kvdoctor demo recompute-overload --port 8000 --log /tmp/demo.log
+      kvdoctor diagnose --url http://127.0.0.1:8000 --log /tmp/demo.log   # in another terminal
     """
     from kvdoctor.demo import SCENARIOS, DemoServer
     from kvdoctor.facts import suggest

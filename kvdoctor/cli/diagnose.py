@@ -67,8 +67,11 @@ def diagnose(
 ) -> None:
     """Say what is wrong with an inference server, with evidence and what to do.
 
-    Examples: kvdoctor diagnose sample:vllm-saturated | kvdoctor diagnose logs/ metrics_*.prom |
-    kvdoctor diagnose --url http://127.0.0.1:8000 --log journal:vllm
+    \b
+    Examples:
+      kvdoctor diagnose sample:vllm-saturated
+      kvdoctor diagnose logs/ metrics_*.prom
+      kvdoctor diagnose --url http://127.0.0.1:8000 --log journal:vllm
     """
     from kvdoctor.engines.base import engines
     from kvdoctor.pipeline import Options, exit_code
@@ -102,11 +105,12 @@ def diagnose(
     common.write(_render(report, format, verbose, output), output)
     code = exit_code(report, level)
     if not report.usable:
-        looked = "; ".join(f"{m.origin}: {m.reason}" for m in snapshot.missing[:4])
-        sys.stderr.write(
-            "kvdoctor: nothing that could be judged was found" + (f" ({looked})" if looked else "") +
-            "; try: kvdoctor diagnose sample:vllm-saturated\n"
-        )  # fmt: skip
+        if paths or url or log or prometheus is not None:
+            looked = "; ".join(f"{m.origin}: {m.reason}" for m in snapshot.missing[:4])
+            said = "nothing that could be judged was found" + (f" ({looked})" if looked else "")
+        else:
+            said = "no inference server was found on this host; name one with --url http://HOST:PORT"
+        sys.stderr.write(f"kvdoctor: {said}; to see a report: kvdoctor diagnose sample:vllm-saturated\n")
     raise typer.Exit(code)
 
 

@@ -30,7 +30,9 @@ def diff(
 ) -> None:
     """Say whether a change helped, beyond noise, and what it cost. Exit 1 worse, 3 not comparable, else 0.
 
-    Example: kvdoctor diff before.tar.gz after.tar.gz
+    \b
+    Example:
+      kvdoctor diff before.tar.gz after.tar.gz
     """
     from kvdoctor import __version__
     from kvdoctor.compare import diff as compare

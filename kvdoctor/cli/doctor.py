@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from kvdoctor.cli import common
+from kvdoctor.frozen import frozen
 
 if TYPE_CHECKING:
     from kvdoctor.collect.nvml import GpuTake, Nvml
@@ -22,7 +22,7 @@ IMPORT_TIMEOUT_S = 30.0
 KEPT = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Sight:
     """One thing looked at. ``state``: it works; it is not there; it is there and does not answer or may not be read.
 
@@ -43,7 +43,10 @@ def doctor(
 ) -> None:
     """Say what kvdoctor can see on this host, what each thing is needed for, and how to get it.
 
-    Examples: kvdoctor doctor | kvdoctor doctor --format json
+    \b
+    Examples:
+      kvdoctor doctor
+      kvdoctor doctor --format json
     """
     if format not in ("text", "json"):
         common.fail(f"--format {format}: choose text or json")

@@ -18,7 +18,11 @@ def explain(
 ) -> None:
     """Say what a verdict, fact, flag, metric or log line means.
 
-    Examples: kvdoctor explain admission-thrash | kvdoctor explain --  --watermark | kvdoctor explain vllm:num_preemptions_total
+    \b
+    Examples:
+      kvdoctor explain admission-thrash
+      kvdoctor explain max-num-seqs
+      kvdoctor explain vllm:num_preemptions_total
     """
     from kvdoctor.pages import explain as page
     from kvdoctor.pages import near

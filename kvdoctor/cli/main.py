@@ -105,7 +105,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Tells what is really wrong when an LLM inference server runs out of GPU memory.",
-    epilog="Start with: kvdoctor diagnose (this host) or kvdoctor diagnose sample:vllm-saturated",
+    epilog="\b\nStart with:\n  kvdoctor diagnose                        the servers of this host\n"
+    "  kvdoctor diagnose sample:vllm-saturated  a recorded one",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 

@@ -88,9 +88,11 @@ def simulate(
 ) -> None:
     """Replay a load under other policies, pools and GPUs, and compare what it costs.
 
-    Examples: kvdoctor simulate sample:vllm-saturated --sweep watermark=0:.1:.02 |
-    kvdoctor simulate AzureLLMInferenceTrace_conv.csv --policy stock --policy ratio --pool-tokens 31000 |
-    kvdoctor simulate --seed-load reasoning --compare
+    \b
+    Examples:
+      kvdoctor simulate sample:vllm-saturated --sweep watermark=0:.1:.02
+      kvdoctor simulate AzureLLMInferenceTrace_conv.csv --policy stock --policy ratio --pool-tokens 31000
+      kvdoctor simulate --seed-load reasoning --compare
     """
     from kvdoctor.policy import PolicyError
     from kvdoctor.report.simulate import Simulation, render, to_csv, to_json

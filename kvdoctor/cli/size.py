@@ -53,8 +53,12 @@ def size(
 ) -> None:
     """Size the KV cache: bytes per token, tokens in the pool, requests of a length at once.
 
-    Exit code 3 when the architecture is not known: nothing is guessed. Examples: kvdoctor size config.json --pool 16GiB --length 8192 |
-    kvdoctor size --layers 80 --kv-heads 8 --head-dim 128 --tp 4 --pool 40GiB
+    Exit code 3 when the architecture is not known: nothing is guessed.
+
+    \b
+    Examples:
+      kvdoctor size config.json --pool 16GiB --length 8192
+      kvdoctor size --layers 80 --kv-heads 8 --head-dim 128 --tp 4 --pool 40GiB
     """
     from kvdoctor.report.size import Sizing, render, to_json
 

@@ -66,9 +66,15 @@ def watch(
 ) -> None:
     """Watch a server: verdict, pool, queue, preemptions, latency, memory, findings.
 
-    On a terminal a live view (h: help, q: quit); where standard output or standard error is none, one JSON object a line at each
-    diagnosis. Examples: kvdoctor watch | kvdoctor watch --url http://127.0.0.1:8000 --log journal:vllm |
-    kvdoctor watch --replay sample:vllm-saturated --speed 10 | kvdoctor watch --textfile /var/lib/node_exporter/kvdoctor.prom
+    On a terminal a live view (h: help, q: quit); where standard output or standard error is no terminal, one JSON object a line
+    at each diagnosis.
+
+    \b
+    Examples:
+      kvdoctor watch
+      kvdoctor watch --url http://127.0.0.1:8000 --log journal:vllm
+      kvdoctor watch --replay sample:vllm-saturated --speed 10
+      kvdoctor watch --textfile /var/lib/node_exporter/kvdoctor.prom
     """
     from kvdoctor.engines.base import engines
     from kvdoctor.pipeline import Options, exit_code

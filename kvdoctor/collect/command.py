@@ -9,15 +9,15 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from kvdoctor.collect.mask import mask_text
+from kvdoctor.frozen import frozen
 
 CHUNK = 1 << 16
 STDERR_KEPT = 4096
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Output:
     """What a program printed: at most the asked number of bytes of its standard output.
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvdoctor.collect.mask import mask_argv
+from kvdoctor.frozen import frozen
 
 MAX_CMDLINE = 64 << 10
 _LISTEN = "0A"
@@ -44,7 +45,7 @@ _BUILDS = ("", "_cpu", "_rocm", "_xpu", "_tpu", "_cu11", "_cu12", "_cu13", "_nig
 _MODEL_FLAGS = ("--model", "--model-path", "--model-id", "--model_path", "-m", "--hf-repo", "--model-repository")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LogPlace:
     """Where the output of a process goes. ``spec`` is what ``--log`` takes, None when it cannot be read again; ``why`` says it."""
 
@@ -52,7 +53,7 @@ class LogPlace:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Found:
     """One engine server on this host.
 
@@ -87,7 +88,7 @@ class Found:
         return " ".join(self.argv)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Discovery:
     """What was found, and what was looked at (``looked``: one sentence each, also when nothing was found).
 

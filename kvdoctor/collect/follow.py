@@ -24,6 +24,7 @@ from kvdoctor.collect.gather import METRICS, Ask, ServerAsk
 from kvdoctor.collect.http import Page, Source, open_source, split_url
 from kvdoctor.collect.logs import CommandLog, Docker, Journal, Pod, Teller, open_log
 from kvdoctor.collect.nvml import Nvml
+from kvdoctor.frozen import frozen
 from kvdoctor.snapshot import Member, Missing, memory_member
 
 HEAD = 256 << 10
@@ -37,7 +38,7 @@ AGAIN_S = 10.0
 MOST_AT_ONCE = 16
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Take:
     """One reading. ``pages``: (server, page) of what is asked for at each call; ``others``: static pages, GPUs, host;
     ``logs``: (origin, new bytes). ``missing``: what failed now; ``warnings``: what is to be told once."""

@@ -22,6 +22,7 @@ from kvdoctor.collect.discover import Discovery
 from kvdoctor.collect.http import Failure, Page, Source, open_source, split_url
 from kvdoctor.collect.logs import HEAD, TAIL, LogSource, LogTake, StreamLog, open_log
 from kvdoctor.collect.nvml import GpuTake, Nvml
+from kvdoctor.frozen import frozen
 from kvdoctor.snapshot import Member, Missing, Snapshot, memory_member
 
 MIN_STEP_S = 1.0
@@ -31,7 +32,7 @@ FIRST_S = 1.8
 JUMP_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Ask:
     """A page of a server: its path, what it holds (a member kind), and whether it is asked for once per run."""
 
@@ -44,7 +45,7 @@ METRICS = (Ask("/metrics", "exposition"),)
 """What is asked of a server whose engine is not known yet."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ServerAsk:
     """One server: ``url`` as the user gave it, or ``k8s:NS/POD[:PORT]``; the pages of its engine, or none when not known."""
 
@@ -52,7 +53,7 @@ class ServerAsk:
     asks: tuple[Ask, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LiveRequest:
     """What to read.
 
@@ -73,7 +74,7 @@ class LiveRequest:
     discovery: Discovery | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Clock:
     """The clocks of a run: wall time, monotonic time, waiting."""
 

@@ -13,13 +13,13 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urljoin, urlsplit, urlunsplit
 
 from kvdoctor.collect import SpecError
 from kvdoctor.collect.command import run
 from kvdoctor.collect.mask import mask_text, mask_url
+from kvdoctor.frozen import frozen
 from kvdoctor.snapshot import Missing
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _NEEDED_KEY = {"version": "version", "models": "data"}
 _FINAL = frozenset({400, 401, 403, 404, 405, 406, 407, 410, 501})
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Page:
     """A page. ``kind`` is None where a metrics path answered with JSON and the content has to tell.
 
@@ -47,7 +47,7 @@ class Page:
     answered_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Failure:
     """No page: why. ``again``: asking once more in the same run may help (a server that starts, a time-out)."""
 

@@ -22,6 +22,7 @@ from kvdoctor.collect import SpecError
 from kvdoctor.collect.command import Output, run
 from kvdoctor.collect.http import KUBE_NAME, kube_hint
 from kvdoctor.collect.mask import is_secret_name, mask_text
+from kvdoctor.frozen import frozen
 from kvdoctor.snapshot import Member, Missing, memory_member
 
 HEAD = 4 << 20
@@ -35,7 +36,7 @@ _UNIT = re.compile(r"[A-Za-z0-9:_.\\@-]{1,255}")
 _CONTAINER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LogTake:
     """What a log source gave: its members, what is missing of it, and what to tell beside."""
 
@@ -383,7 +384,7 @@ class CommandLog:
         return LogTake((member,), warnings=tuple(warnings))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Journal:
     """journald, as JSON lines with nothing but time and message."""
 
@@ -414,7 +415,7 @@ class Journal:
         return f"check the unit's name: systemctl list-units '*{self.name.split('.')[0]}*'; a user's unit is not read"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Docker:
     """docker, both streams in the order they were written, with its time stamps."""
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from xml.sax.saxutils import escape
 
+from kvdoctor.frozen import frozen
 from kvdoctor.snapshot import Member, Missing, memory_member
 
 MIB = 1 << 20
@@ -33,7 +34,7 @@ COLUMNS = (
 APP_COLUMNS = "gpu_uuid, pid, process_name, used_gpu_memory [MiB]"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GpuTake:
     """One reading of all GPUs. ``pids``: host pids of processes that hold GPU memory, with their names.
 

@@ -14,7 +14,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
@@ -22,6 +22,7 @@ from urllib.parse import urlsplit, urlunsplit
 from kvdoctor.collect import SpecError
 from kvdoctor.collect.http import MAX_BODY, SAID, Failure, Page, WebServer
 from kvdoctor.collect.mask import mask_text, mask_url
+from kvdoctor.frozen import frozen
 from kvdoctor.snapshot import Member, Missing, Snapshot, memory_member
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ _PLACES = ("instance", "pod", "job", "namespace", "container", "node", "host", "
 """Labels by which people tell servers apart, the handiest first."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Vocabulary:
     """The names one engine has on the wire under one prefix.
 
@@ -63,7 +64,7 @@ class Vocabulary:
     inner: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Matcher:
     """One ``label=value`` of a selector; ``op`` is ``=``, ``!=``, ``=~`` or ``!~``."""
 
@@ -76,7 +77,7 @@ class Matcher:
         return f'{self.label}{self.op}"{escaped}"'
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PastRequest:
     """What to read: ``url`` as the user gave it, the window in epoch seconds."""
 
@@ -182,7 +183,7 @@ def base_of(text: str) -> str:
 # ---- the store
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Row:
     """One series of an answer: labels, and its values as the store wrote them by time (epoch seconds)."""
 
@@ -364,7 +365,7 @@ def take(request: PastRequest) -> Snapshot:
         store.close()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Target:
     labels: Mapping[str, str]
     anchor: str

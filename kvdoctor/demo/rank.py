@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from kvdoctor.frozen import frozen
 from kvdoctor.sim import Engine, Event, Request
 
 from .exposition import (
@@ -24,7 +24,7 @@ from .scenario import Scenario
 _AHEAD_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Step:
     """One iteration as vLLM's iteration details show it: a victim's replay counts as generation tokens."""
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from kvdoctor.frozen import frozen
 from kvdoctor.policy import Policy
 from kvdoctor.sim import CostModel, Limits, Request
 
@@ -13,7 +14,7 @@ COST = CostModel("demo", 0.002, 0.010, 0.00003, 2e-8, 0.0, 131_072)
 """An 8B model on a card of the H100 class: 12 ms a step, 30 us a prompt token."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Part:
     """A kind of request: its weight in the mix, ranges of prompt and output, how much more than it uses it may generate."""
 
@@ -23,7 +24,7 @@ class Part:
     slack: float = 1.5
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Scenario:
     """One story. ``rates``: requests/s of each engine; with ``clients`` so many send their next request when the last one
     has ended. ``warm_up_s`` is played before the first page is served.

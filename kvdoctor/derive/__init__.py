@@ -35,6 +35,7 @@ def derive(intake: Intake) -> Derived:
         spread.add(view)
         shape.add(view)
         liveness.add(view, intake.host)
+        memory.no_device(view)
         load.pressure(view)
         view.hint_bounds()
     memory.peers_starting(views, intake.host)

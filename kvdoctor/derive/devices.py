@@ -30,3 +30,24 @@ def readings(host: HostReadings) -> dict[str, list[tuple[GpuReading, str]]]:
                 name = "GPU" if watched or len(rows) == 1 else f"GPU #{position + 1}"
             out.setdefault(name, []).append((reading, f"{timed.origin}:{reading.line}"))
     return out
+
+
+def lost(host: HostReadings) -> dict[str, str]:
+    """Devices that the last listing says are lost, or leaves out although an earlier one had them beside the rest: name -> where.
+
+    A listing is one instant of one output; outputs that show other devices (a file for each) are no later listings.
+    """
+    listings: dict[tuple[str, float | None], dict[str, str]] = {}
+    out: dict[str, str] = {}
+    for name, rows in readings(host).items():
+        for reading, source in rows:
+            listings.setdefault((source.rpartition(":")[0], reading.time), {})[name] = source
+        memory = rows[-1][0].mem_used
+        if isinstance(memory, Unread) and "lost" in memory.reason:
+            out[name] = rows[-1][1]
+    if listings:
+        *earlier, last = listings.values()
+        for one in earlier:
+            if last.keys() < one.keys():
+                out |= {name: next(iter(last.values())) for name in one.keys() - last.keys()}
+    return out

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvdoctor.derive.view import View
 from kvdoctor.facts import FactSet, Known, Unknown, bound, estimated, measured
+from kvdoctor.frozen import frozen
 
 if TYPE_CHECKING:
     from kvdoctor.parse.benchcsv import BenchRow
@@ -330,7 +330,7 @@ _CONDITIONS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Gain:
     ratio: float
     line: int
@@ -414,7 +414,10 @@ def _disaggregated(group: FactSet, views: Sequence[View]) -> None:
         return
     for side, members in sides.items():
         usage = [u for v in members if (u := v.facts.number("kv.usage_max")) is not None]
-        queue = [w for v in members if (w := v.facts.number("req.waiting_max")) is not None]
+        queue = [
+            w for v in members for name in ("req.waiting_max", f"pd.{side}_queue")
+            if (w := v.facts.number(name)) is not None
+        ]  # fmt: skip
         source = ", ".join(v.target.name for v in members)
         if usage:
             group.set(f"group.pd_{side}_usage", measured(max(usage), "w", source))

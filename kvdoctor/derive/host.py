@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvdoctor.derive import devices
 from kvdoctor.derive.view import View, slope
 from kvdoctor.facts import FACTS as TABLE
 from kvdoctor.facts import FactSet, Known, Unknown, combine, estimated, measured
+from kvdoctor.frozen import frozen
 from kvdoctor.parse import Unread
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def _throttle(reasons: frozenset[str]) -> str:
 # -------------------------------------------------------------------- Xid against error
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Moment:
     time: float | None
     since_boot: float | None
@@ -221,6 +221,7 @@ def _kills(view: View, host: HostReadings) -> None:
                         not isinstance(state.exit_code, Unread)
                         and state.exit_code == 137
                         and state.reason != "Completed"
+                        and not any(e.reason == "Killing" and "liveness probe" in e.message for e in pod.events)
                     ):
                         facts.set("host.oom_kill", measured(True, "e", f"{timed_kube.origin}:{state.line}"))
     for timed_group in host.cgroups:
@@ -303,12 +304,15 @@ def _engine(command: str) -> bool:
 
 def _rss(view: View, host: HostReadings) -> None:
     points = [(s.time, s.value, s.source) for s in view.samples("run.rss")]
+    points = points or _listed_rss(host)
     dated = [(t, v) for t, v, _ in points if t is not None]
     rate = slope(dated)
     if rate is not None:
         view.facts.set(
             "host.rss_slope", estimated(rate, "w", points[-1][2], note=f"least squares over {len(dated)} samples")
         )
+        view.facts.set("host.rss_window_s", measured(dated[-1][0] - dated[0][0], "w", points[-1][2]))
+        view.facts.set("host.rss_samples", measured(float(len(dated)), "w", points[-1][2]))
         rises = sum(b > a for (_, a), (_, b) in zip(dated, dated[1:], strict=False))
         first, last = dated[0][1], dated[-1][1]
         if first > 0:
@@ -324,6 +328,18 @@ def _rss(view: View, host: HostReadings) -> None:
     if shares:
         top, source = max(((float(c), s) for c, s in shares), key=lambda x: x[0])
         view.facts.set("host.cpu_busy", estimated(top, "i", source, note="ps: processor time over lifetime"))
+
+
+def _listed_rss(host: HostReadings) -> list[tuple[float | None, float, str]]:
+    """Resident memory of the largest engine process over several dated ps tables: (time, bytes, source)."""
+    tracks: dict[int, list[tuple[float | None, float, str]]] = {}
+    for timed in host.processes:
+        for row in timed.value.processes:
+            if not isinstance(row.rss, Unread) and _engine(row.command):
+                when = timed.value.time_of(row)
+                source = f"{timed.origin}:{row.line}"
+                tracks.setdefault(row.pid, []).append((timed.time if when is None else when, float(row.rss), source))
+    return max(tracks.values(), key=lambda track: track[-1][1], default=[])
 
 
 def _cgroups(view: View, host: HostReadings) -> None:
@@ -386,6 +402,16 @@ def _tiers(view: View) -> None:
         samples = view.samples(role)
         if samples:
             facts.set(fact, measured(max(s.value for s in samples), "w", samples[-1].source))
+    # a log shows one side only: what queues before the other side stays unknown there
+    for field, fact in (
+        ("pd_prefill_queue", "pd.prefill_queue"),
+        ("pd_transfer_queue", "pd.transfer_queue"),
+        ("pd_decode_queue", "pd.decode_queue"),
+    ):
+        told = [(v, s.source) for s in view.stats if (v := s.event.number(field)) is not None]
+        if told and fact not in facts:
+            value, source = told[-1] if fact == "pd.transfer_queue" else max(told)
+            facts.set(fact, measured(value, "i" if fact == "pd.transfer_queue" else "w", source))
     expired = view.counter("pd.expired")
     if isinstance(expired, Known):
         facts.set("pd.expired", expired)

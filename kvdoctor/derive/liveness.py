@@ -10,7 +10,7 @@ from kvdoctor.derive.view import View
 from kvdoctor.engines.base import in_range
 from kvdoctor.facts import FACTS as TABLE
 from kvdoctor.facts import Known, Unknown, combine, measured
-from kvdoctor.parse import Unread
+from kvdoctor.parse import NOT_ASKED, Unread
 from kvdoctor.readings import HostReadings
 
 SHARE_REUSED = 0.01
@@ -29,9 +29,11 @@ def add(view: View, host: HostReadings) -> None:
     _context_last(view)
     for rank in view.rank_names:
         _overbooked(view, rank)
-    parts = {r: f["kv.overbooked_tokens"] for r, f in view.ranks.items() if "kv.overbooked_tokens" in f}
-    if parts:
-        view.facts.set("kv.overbooked_tokens", combine(TABLE["kv.overbooked_tokens"].combine or "max", parts))
+        _idle(view, rank)
+    for name in ("kv.overbooked_tokens", "kv.idle_usage"):
+        parts = {r: f[name] for r, f in view.ranks.items() if name in f}
+        if parts:
+            view.facts.set(name, combine(TABLE[name].combine or "max", parts))
     _leak(view)
     _standing(view)
     _shown_rate(view)
@@ -113,6 +115,29 @@ def _context_last(view: View) -> None:
         "kv.context_last",
         best if best is not None else Unknown("nothing runs, or neither the tokens in use nor the pool size is told"),
     )
+
+
+IDLE_SAMPLES = 3
+"""Idle samples in a row: a transfer to another server or tier may hold blocks for a moment after the end."""
+
+
+def _idle(view: View, rank: str) -> None:
+    """What stays in use while nobody runs and nobody waits; only where usage leaves reusable prefixes out."""
+    engine = view.target.engine
+    if engine is None or engine.usage_counts_reusable or engine.name in ("llamacpp", "ollama"):
+        return
+    kept: list[tuple[float, str]] = []
+    worst: tuple[float, str] | None = None
+    for s in samples(view, rank):
+        if s.usage is None or s.running != 0 or s.waiting != 0:
+            kept = []
+            continue
+        kept.append((s.usage, s.source))
+        if len(kept) >= IDLE_SAMPLES:
+            least = min(kept[-IDLE_SAMPLES:])
+            worst = least if worst is None or least > worst else worst
+    if worst is not None:
+        view.rank(rank).set("kv.idle_usage", measured(worst[0], "w", worst[1]))
 
 
 def _overbooked(view: View, rank: str) -> None:
@@ -240,8 +265,6 @@ _NEEDED = ("kv.usage", "req.running", "req.waiting", "preempt.total")
 
 
 def _telemetry(view: View, host: HostReadings) -> None:
-    from kvdoctor.parse.gpu import NOT_ASKED
-
     asked = missing = 0
     source = ""
     for timed in host.gpu:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from kvdoctor.derive import devices
+from kvdoctor.derive import devices, startup
 from kvdoctor.derive.view import View
 from kvdoctor.facts import FACTS as TABLE
 from kvdoctor.facts import Fact, FactSet, How, Known, Unknown, combine, estimated, measured
@@ -15,7 +15,7 @@ from kvdoctor.findings import DeviceMemory, MemoryPart
 from kvdoctor.parse import Unread
 
 if TYPE_CHECKING:
-    from kvdoctor.parse.gpu import GpuProcess
+    from kvdoctor.parse.gpu import GpuProcess, GpuReading
     from kvdoctor.parse.kernel import Process
     from kvdoctor.parse.serverlog import LogEvent
     from kvdoctor.readings import HostReadings, LogRun
@@ -23,83 +23,63 @@ if TYPE_CHECKING:
 FRAGMENT_SHARE = 0.03
 FOREIGN_ROUNDING = 0.01
 """Sums of printed numbers differ by the driver's own share and by rounding: less than this of the device is nobody's."""
+PRINTED_STEP = 6 << 20
+"""Half of the last digit of a size printed as 0.01 GiB, rounded up."""
 CROWDED = 256 << 20
 """Bytes of another process below which it is a context, not a tenant."""
 
 
 def add(view: View, host: HostReadings) -> None:
     """Derive ``mem.*``, ``oom.*``, ``start.*`` and ``frag.*`` (needs ``target.phase`` and the pool)."""
-    _budget(view)
+    told = _budget(view)
     _ooms(view)
     _starts(view)
     _devices(view, host)
     _pages(view)
     _hybrid(view)
     _fragments(view, host)
-    _compose(view)
+    _compose(view, told)
 
 
 # -------------------------------------------------------------------- start-up budget
 
 
-_PARTS = {
-    "weights": "mem.weights",
-    "activations": "mem.activations",
-    "graphs": "mem.graphs",
-    "non_torch": "mem.non_torch",
-    "kv_pool": "mem.kv_pool",
-}
+NEIGHBOUR_SHARE = 0.1
+"""Of a device: more than a process's own context and communication buffers take beside what its allocator holds."""
+
+CONTEXT_SHARE = 0.05
+"""Of a device: what contexts take beside the two processes, rounding included."""
+
+TRACEBACK_LINES = 400
+"""Lines of a traceback at most."""
 
 
-def _budget(view: View) -> None:
-    """Parts of the start-up budget by rank, from the start-up lines; the last value of a rank counts."""
-    by_rank: dict[str, dict[str, Known]] = {}
-    order: list[str] = []
-    unnamed: dict[str, int] = {}
-    for run, event in view.target.events("memory", "graphs_end", "pool"):
-        rank = event.rank or (f"pid{event.pid}" if event.pid is not None else "")
-        values = {k: v for k in (*_PARTS, "total", "fraction") if (v := event.number(k)) is not None}
-        if event.event == "pool":
-            available = (
-                event.number("available_bytes")
-                if event.number("available_bytes") is not None
-                else event.number("bytes")
-            )
-            values = (
-                {"kv_pool": available}
-                if available is not None and available > 0 and not event.fields.get("dry_run")
-                else {}
-            )
-        if not values:
-            continue
-        if not rank and "weights" in values and event.event == "memory" and "weights" in by_rank.get("", {}):
-            # unlabelled workers print the same line one after another: number them
-            unnamed["weights"] = unnamed.get("weights", 0) + 1
-            rank = f"#{unnamed['weights']}"
-        slot = by_rank.setdefault(rank, {})
-        if rank not in order:
-            order.append(rank)
-        for name, value in values.items():
-            slot[name] = Known(value, value, "measured", "s", run.source(event))
-    for name, fact in _PARTS.items():
-        parts: dict[str, Fact] = {r: by_rank[r][name] for r in order if name in by_rank[r]}
+def _budget(view: View) -> startup.Startup:
+    """Parts of the start-up budget by rank or device; buffers in host memory count only where nothing is on a device."""
+    told = startup.read(view)
+    counted = told.devices if any(s.parts() for s in told.devices) else told.starts
+    for name, fact in startup.PARTS.items():
+        parts = {s.name: part for s in counted if (part := s.get(name)) is not None}
+        for rank, part in parts.items():
+            view.rank(rank or view.rank_names[0]).set(fact, part)
         if parts:
-            for rank, part in parts.items():
-                view.rank(f"worker {rank}" if rank else view.rank_names[0]).set(fact, part)
             view.facts.set(fact, combine("max", parts))
-        else:
-            view.facts.set(
-                fact, view.unknown(fact, "no start-up line tells it", "give the log from the start of the server")
-            )
-    weights = [float(by_rank[r]["weights"].hi) for r in order if "weights" in by_rank[r]]
+            continue
+        pool = view.facts.known("kv.pool_bytes") if name == "kv_pool" else None
+        view.facts.set(
+            fact,
+            pool or view.unknown(fact, "no start-up line tells it", "give the log from the start of the server"),
+        )
+    weights = [float(part.hi) for s in counted if (part := s.get("weights")) is not None]
     if len(weights) > 1 and min(weights) > 0:
         view.facts.set("spread.weights_ratio", measured(max(weights) / min(weights), "s", "weights per rank"))
-    fraction = _fraction(view, [k for r in order for k in by_rank[r].items()])
+    fraction = _fraction(view, [("fraction", f) for s in told.starts if (f := s.get("fraction")) is not None])
     if fraction is not None:
         view.facts.set("mem.fraction", fraction)
-    for rank in order:
-        if "total" in by_rank[rank]:
-            view.facts.set("mem.total", by_rank[rank]["total"])
+    for start in told.devices:
+        if (total := start.get("total")) is not None:
+            view.facts.set("mem.total", total)
+    return told
 
 
 def _fraction(view: View, values: list[tuple[str, Known]]) -> Known | None:
@@ -137,7 +117,7 @@ def ooms(view: View) -> list[Oom]:
     """Out-of-memory events in order; the same failure reported by several ranks within 5 s is one."""
     found: list[Oom] = []
     for run, event in view.target.events("oom"):
-        who = event.rank or (str(event.pid) if event.pid is not None else "")
+        who = event.rank or (str(event.pid) if event.pid is not None else "") or _raised_by(run, event)
         for old in found:
             near = old.event.time is None or event.time is None or abs(event.time - old.event.time) <= 5
             close = near and abs(event.line - old.event.line) <= 400
@@ -158,6 +138,12 @@ def ooms(view: View) -> list[Oom]:
                 continue
             found.append(Oom(run, event, {who}, event.repeat))
     return found
+
+
+def _raised_by(run: LogRun, event: LogEvent) -> str:
+    """The rank of the traceback that an unlabelled message ends: only its first line carries the rank."""
+    above = [e for e in run.of("error") if e.rank and 0 < event.line - e.line <= TRACEBACK_LINES]
+    return above[-1].rank if above else ""
 
 
 def _close(a: float | None, b: float | None) -> bool:
@@ -324,7 +310,10 @@ def _other_use(view: View, event: LogEvent, total: float | None, source: str) ->
     free, reserved, mine = event.number("free"), event.number("reserved"), event.number("this_process")
     if total is None or free is None:
         return
-    if mine is not None:
+    ours = (event.number("allocated") or 0.0) + (event.number("unallocated") or 0.0)
+    if mine is not None and ours > 0 and _is_another(total, free, mine, ours):
+        view.facts.set("oom.foreign", estimated(mine, "e", source, note="the process the message lists is not this one"))
+    elif mine is not None:
         foreign = total - free - mine
         if foreign > FOREIGN_ROUNDING * total:
             view.facts.set("oom.foreign", estimated(foreign, "e", source, note="total - free - this process"))
@@ -336,6 +325,14 @@ def _other_use(view: View, event: LogEvent, total: float | None, source: str) ->
             "oom.foreign",
             estimated(foreign, "e", source, note="total - free - reserved; holds this process's own context too"),
         )
+
+
+def _is_another(total: float, free: float, listed: float, ours: float) -> bool:
+    """The one process a message lists is a neighbour: it holds far more than this one allocated, and the two make up the rest.
+
+    In a container the driver's list holds host pids, so a message cannot say whether the listed process is its own.
+    """
+    return listed - ours > NEIGHBOUR_SHARE * total and abs(total - free - listed - ours) < CONTEXT_SHARE * total
 
 
 def _usage_at(view: View, run: LogRun, event: LogEvent) -> None:
@@ -428,6 +425,9 @@ def _starts(view: View) -> None:
         facts.set("start.have_tokens", measured(have_tokens, "s", source))
     elif "max_len_fits" in merged:
         facts.set("start.have_tokens", measured(merged["max_len_fits"], "s", source))
+    if error == "free_below_fraction" and "free" not in merged and "have" in merged:
+        merged["free"] = merged["have"]
+        facts.set("start.free_bytes", measured(merged["free"], "s", source))
     if "free" in merged and "total" in merged:
         facts.set("start.free_bytes", measured(merged["free"], "s", source))
         facts.set("mem.total", measured(merged["total"], "s", source))
@@ -480,9 +480,32 @@ def _start_overlaps(a: tuple[float, float] | None, b: tuple[float, float] | None
     return a is not None and b is not None and a[0] <= b[1] + 5 and b[0] <= a[1] + 5
 
 
+LOST_HINT = "dmesg -T | grep -i xid; then drain the node and reset or replace the device"
+
+_SHARED_MEMORY = ("GB10", "ORIN", "THOR", "XAVIER", "TEGRA", "JETSON")
+"""Devices without memory of their own, by the names drivers give them."""
+
+
+def _not_given(reading: GpuReading, value: Unread, source: str) -> Unknown:
+    """Why a device reading has no such figure, and where to get it."""
+    if isinstance(reading.name, str) and any(w in reading.name.upper() for w in _SHARED_MEMORY):
+        return Unknown(
+            f"{source}: {reading.name} shares the memory of the CPU, so {value.reason}", "read MemAvailable in /proc/meminfo"
+        )
+    if reading.mig is True:
+        return Unknown(f"{source}: {value.reason}", "ask NVML for the MIG instance by its UUID, or use the engine's metrics")
+    return Unknown(
+        f"{source}: {value.reason}",
+        "ask NVML for the device (for a MIG instance by its UUID), give the start-up log, or use the engine's metrics",
+    )
+
+
 def _devices(view: View, host: HostReadings) -> None:
     """``mem.*`` of devices from nvidia-smi, NVML and DCGM readings."""
     latest = {name: rows[-1] for name, rows in devices.readings(host).items()}
+    gone = devices.lost(host)
+    for name, source in gone.items():
+        view.note_event(None, f"{name} no longer answers: its memory cannot be read", source)
     processes: list[tuple[GpuProcess, str]] = []
     listed = False
     for timed in host.gpu:
@@ -500,8 +523,12 @@ def _devices(view: View, host: HostReadings) -> None:
             ("mem_reserved", "mem.reserved"),
         ):
             value = getattr(reading, field_name)
-            facts.set(fact, Unknown(f"{source} prints {value.reason}" if isinstance(value, Unread) else "", "ask NVML for the MIG instance by its UUID, or use the engine's metrics")
-                      if isinstance(value, Unread) else measured(float(value), "i", source))  # fmt: skip
+            if name in gone:
+                facts.set(fact, Unknown(f"{name} no longer answers ({gone[name]}): it is lost until it is reset", LOST_HINT))
+            elif isinstance(value, Unread):
+                facts.set(fact, _not_given(reading, value, source))
+            else:
+                facts.set(fact, measured(float(value), "i", source))
         used, total, free = facts.number("mem.used"), facts.number("mem.total"), facts.number("mem.free")
         if free is None and used is not None and total is not None:
             reserved = facts.number("mem.reserved")
@@ -533,7 +560,7 @@ def _devices(view: View, host: HostReadings) -> None:
                 )
     for name in ("mem.total", "mem.used", "mem.free", "mem.reserved"):
         parts = {d: f[name] for d, f in view.devices.items() if name in f}
-        if parts and "start.free_bytes" not in view.facts or parts:
+        if parts:
             view.facts.set(name, combine(TABLE[name].combine, parts))
     used_values = [v for f in view.devices.values() if (v := f.number("mem.used")) is not None]
     if len(used_values) > 1 and min(used_values) > 0:
@@ -600,7 +627,15 @@ def _foreign(view: View, host: HostReadings, processes: list[tuple[GpuProcess, s
         (name, f) for name, f in view.devices.items()
         if listed and not processes and (f.number("mem.used") or 0.0) > CROWDED
     ]  # fmt: skip
-    if rows or listed:
+    if rows and not listed and not processes and all(isinstance(row.ppid, Unread) for row, _ in rows.values()):
+        facts.set("mem.orphans", Unknown("the process list has no PPID column", "ps -eo pid,ppid,stat,rss,args"))
+    elif no_process and not orphans and facts.text("target.phase") == "serving":
+        # this server lives and is not in the list either
+        facts.set(
+            "mem.orphans",
+            Unknown("the process list is empty although memory is in use: it is of another container", HOST_LIST),
+        )
+    elif rows or listed:
         count = float(orphans + len(no_process))
         facts.set("mem.orphans", measured(count, "i", orphan_source or "process list"))
     if orphan_bytes or listed or processes:
@@ -617,6 +652,22 @@ def _foreign(view: View, host: HostReadings, processes: list[tuple[GpuProcess, s
         known = facts.known("oom.foreign")
         assert known is not None
         facts.set("mem.foreign", known)
+    elif processes or listed:
+        facts.set("mem.foreign", Unknown(_why_not_told_apart(processes, own), HOST_LIST))
+
+
+HOST_LIST = "run nvidia-smi and ps on the host, not in the container, and give the log with the pids of the workers"
+
+
+def _why_not_told_apart(processes: list[tuple[GpuProcess, str]], own: set[int]) -> str:
+    """Why the memory of others cannot be told from this server's own."""
+    if not processes:
+        return "the list of device processes is empty: it does not show this server"
+    if all(isinstance(p.used, Unread) for p, _ in processes):
+        return "the list of device processes gives no sizes (as under WSL and WDDM)"
+    if not own:
+        return "the log names no pid, so none of the listed device processes is known to be this server"
+    return "none of the listed device processes has a pid of this server: the list has pids of the host or of another container"
 
 
 def _has_server(rows: Mapping[int, tuple[Process, str]], pid: int) -> bool:
@@ -630,7 +681,8 @@ def _has_server(rows: Mapping[int, tuple[Process, str]], pid: int) -> bool:
         if isinstance(parent, Unread):
             return True  # the parent is not told: no ground to call it an orphan
         if parent <= 1:
-            return at != pid and _serves(row.command)
+            # in a container the server itself is often process 1
+            return (at != pid and _serves(row.command)) or (1 in rows and _serves(rows[1][0].command))
         if parent not in rows:
             return True
         above = rows[parent][0]
@@ -731,43 +783,96 @@ def _fragments(view: View, host: HostReadings) -> None:
 # -------------------------------------------------------------------- composition
 
 
-def _compose(view: View) -> None:
+def _compose(view: View, told: startup.Startup) -> None:
     """One bar per device: named parts, free, and what is left unexplained; they add up to the total."""
     events = ooms(view)
     main = next((o for o in events if o.event.number("requested") is not None), None)
-    facts = view.facts
+    own = [] if told.on_cpu else _start_parts(view)
     if main is not None and (total := main.event.number("total")) is not None:
-        _from_oom(view, main, total)
-    elif view.devices:
+        _from_oom(view, main, total, own)
+    elif any(d.number("mem.total") for d in view.devices.values()):
         for name, device in view.devices.items():
             whole = device.number("mem.total")
             if whole:
-                _from_device(view, name, device.values, whole)
-    else:
-        whole = facts.number("mem.total")
-        if whole and isinstance(facts["mem.weights"], Known):
-            _bar(view, "device", whole, _start_parts(view), None)
-    for memory in view.memory:
-        facts.set("mem.unexplained", estimated(memory.unexplained, "i", memory.device, note="total - every named part"))
+                _from_device(view, name, device.values, whole, own)
+    elif not told.on_cpu:
+        for start in told.devices:
+            _from_start(view, start)
+    if told.on_cpu and told.host is not None:
+        _from_host(view, told.host)
+    rest = {m.device: estimated(m.unexplained, "i", m.device, note="total - every named part") for m in view.memory}
+    if rest:
+        view.facts.set("mem.unexplained", combine("max", rest))
+    if not view.devices and len(left := [f for s in told.devices if (f := s.free_after) is not None]) > 0:
+        view.facts.set("mem.free", min(left, key=lambda f: float(f.hi)))
+
+
+def no_device(view: View) -> None:
+    """A server that computes on the CPU has no device memory: said in place of "not in the snapshot" (after all facts)."""
+    told = startup.read(view)
+    if not told.on_cpu:
+        return
+    reason = f"the server computes on the CPU ({told.on_cpu}): there is no device memory"
+    for name in ("mem.total", "mem.used", "mem.free", "mem.reserved", "mem.used_share", "gpu.util"):
+        if not isinstance(view.facts[name], Known):
+            view.facts.values[name] = Unknown(reason)
 
 
 def _start_parts(view: View) -> list[MemoryPart]:
-    names = (
-        ("weights", "mem.weights"),
-        ("KV pool", "mem.kv_pool"),
-        ("CUDA graphs", "mem.graphs"),
-        ("activation peak", "mem.activations"),
-        ("non-torch", "mem.non_torch"),
-    )
-    parts: list[MemoryPart] = []
-    for label, fact in names:
-        known = view.facts.known(fact)
-        if known is not None:
-            parts.append(MemoryPart(label, float(known.hi), known.how, known.source))
-    return parts
+    labels = {"weights": "weights", "kv_pool": "KV pool", "graphs": "CUDA graphs", "activations": "activation peak", "non_torch": "non-torch"}  # fmt: skip
+    return [
+        MemoryPart(labels[name], float(known.hi), known.how, known.source)
+        for name, fact in startup.PARTS.items()
+        if (known := view.facts.known(fact)) is not None
+    ]
 
 
-def _from_oom(view: View, oom: Oom, total: float) -> None:
+def _from_start(view: View, start: startup.Start) -> None:
+    """A bar from start-up lines alone: of the device where they give its size, else of what was free before the weights."""
+    own = start.parts()
+    whole = start.get("total") or (view.facts.known("mem.total") if own else None)
+    if not own or (whole is None and start.free_before is None):
+        return
+    parts = [MemoryPart(label, float(part.hi), part.how, part.source) for label, part in own]
+    name = start.name or "device"
+    before, after = start.free_before, start.free_after
+    if whole is None:
+        assert before is not None
+        # libraries were set up before this reading
+        parts = [p for p in parts if p.name != "non-torch"]
+        name, total = f"{name}: memory free before the weights", float(before.hi)
+    else:
+        total = float(whole.hi)
+    if after is not None:
+        parts.append(MemoryPart("free", float(after.hi), after.how, after.source))
+    elif whole is not None:
+        if before is not None and total > float(before.hi):
+            parts.append(MemoryPart("in use before the start", total - float(before.hi), "estimated", before.source))
+        budget, fraction = start.get("budget"), start.get("fraction")
+        share = float(budget.hi) if budget is not None else total * float(fraction.hi) if fraction is not None else total
+        left = min(total - share, total - math.fsum(p.bytes for p in parts))
+        if left > 0:
+            parts.append(MemoryPart("outside the engine's share", left, "estimated", whole.source))
+    _bar(view, name, total, parts, None)
+
+
+def _from_host(view: View, host: startup.Start) -> None:
+    """A server on the CPU that tells its buffers and the machine's memory: what it takes of that."""
+    total, free = host.get("host_total"), host.get("host_free")
+    parts = [MemoryPart(label, float(part.hi), part.how, part.source) for label, part in host.parts()]
+    if total is None or not parts:
+        return
+    whole = float(total.hi)
+    if free is not None:
+        if whole > float(free.hi):
+            parts.append(MemoryPart("in use before the start", whole - float(free.hi), "estimated", free.source))
+        left = float(free.hi) - math.fsum(float(part.hi) for _, part in host.parts())
+        if left > 0:
+            parts.append(MemoryPart("free", left, "estimated", free.source))
+    _bar(view, "host memory (the server computes on the CPU: no device memory)", whole, parts, None)
+
+
+def _from_oom(view: View, oom: Oom, total: float, own: list[MemoryPart]) -> None:
     event, source = oom.event, oom.run.source(oom.event)
     device = event.number("device")
     parts: list[MemoryPart] = []
@@ -777,7 +882,7 @@ def _from_oom(view: View, oom: Oom, total: float) -> None:
         event.number("unallocated"),
         event.number("this_process"),
     )
-    start = {p.name: p for p in _start_parts(view)}
+    start = {p.name: p for p in own}
     if allocated is not None:
         rest = allocated
         how: How = "measured"
@@ -803,23 +908,23 @@ def _from_oom(view: View, oom: Oom, total: float) -> None:
     _bar(view, f"GPU {device:.0f}" if device is not None else "device", total, parts, source)
 
 
-def _from_device(view: View, name: str, values: dict[str, Fact], total: float) -> None:
+def _from_device(view: View, name: str, values: dict[str, Fact], total: float, own: list[MemoryPart]) -> None:
     parts: list[MemoryPart] = []
     used, free, reserved = values.get("mem.used"), values.get("mem.free"), values.get("mem.reserved")
-    start = _start_parts(view) if len(view.devices) == 1 or view.target.setting("tp") else []
+    start = own if len(view.devices) == 1 or view.target.setting("tp") else []
     if isinstance(used, Known):
+        foreign = view.facts.known("mem.foreign") if len(view.devices) == 1 else None
+        others = min(float(foreign.hi), float(used.hi)) if foreign is not None else 0.0
+        mine = float(used.hi) - others
         named = math.fsum(p.bytes for p in start)
-        if start and named <= float(used.hi) * 1.02:
+        if start and named <= mine:
             parts.extend(start)
-            foreign = view.facts.known("mem.foreign")
-            if foreign is not None and float(foreign.hi) > 0:
-                parts.append(MemoryPart("other processes", float(foreign.hi), foreign.how, foreign.source))
-                named += float(foreign.hi)
-            rest = float(used.hi) - named
-            if rest > 0:
-                parts.append(MemoryPart("in use, unnamed", rest, "estimated", used.source))
+            if mine > named:
+                parts.append(MemoryPart("in use, unnamed", mine - named, "estimated", used.source))
         else:
-            parts.append(MemoryPart("in use", float(used.hi), used.how, used.source))
+            parts.append(MemoryPart("in use", mine, used.how if not others else "estimated", used.source))
+        if foreign is not None and others > 0:
+            parts.append(MemoryPart("other processes", others, foreign.how, foreign.source))
     if isinstance(reserved, Known) and float(reserved.hi) > 0:
         parts.append(MemoryPart("driver reserved", float(reserved.hi), reserved.how, reserved.source))
     if isinstance(free, Known):
@@ -828,5 +933,10 @@ def _from_device(view: View, name: str, values: dict[str, Fact], total: float) -
 
 
 def _bar(view: View, device: str, total: float, parts: list[MemoryPart], source: str | None) -> None:
+    excess = math.fsum(p.bytes for p in parts) - total
+    if 0 < excess <= PRINTED_STEP * len(parts):
+        # printed figures are rounded: that is not memory counted twice
+        most = max(range(len(parts)), key=lambda i: parts[i].bytes)
+        parts = [replace(p, bytes=p.bytes - excess) if i == most else p for i, p in enumerate(parts)]
     named = math.fsum(p.bytes for p in parts)
     view.memory.append(DeviceMemory(device, total, tuple(parts), total - named, source or ""))

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from kvdoctor.derive.load import FULL
 from kvdoctor.derive.victims import is_v0
 from kvdoctor.derive.view import View
 from kvdoctor.facts import FACTS as TABLE
 from kvdoctor.facts import Known, Unknown, combine, estimated, measured
+from kvdoctor.frozen import frozen
 from kvdoctor.readings import Histogram
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Sample:
     """One instant of one rank; None where the source does not tell."""
 

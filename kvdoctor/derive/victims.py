@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from kvdoctor.derive.load import usage_samples
 from kvdoctor.derive.view import Delta, View
 from kvdoctor.engines.base import version_key
 from kvdoctor.facts import FACTS as TABLE
 from kvdoctor.facts import Fact, Known, Span, Unknown, bound, combine, estimated, measured
+from kvdoctor.frozen import frozen
 from kvdoctor.readings import Histogram
 
 REPEAT_S = 30.0
@@ -286,7 +286,7 @@ def _ended_by_pool(view: View) -> Known | None:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Retraction:
     """One retraction notice, repeats by other ranks merged."""
 

@@ -14,6 +14,7 @@ from functools import cached_property
 from kvdoctor.engines.base import gap_for
 from kvdoctor.facts import Fact, FactSet, Known, Unknown, measured
 from kvdoctor.findings import DeviceMemory, TimelineEntry, Window
+from kvdoctor.frozen import frozen
 from kvdoctor.parse.serverlog import LogEvent
 from kvdoctor.readings import Histogram, LogRun, Reading, Target, rank_order
 
@@ -35,7 +36,7 @@ class Stat:
         return self.event.number(name)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Sampled:
     """A gauge sample: when, its value, where it was read. ``order`` sorts undated ones."""
 
@@ -45,7 +46,7 @@ class Sampled:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Delta:
     """A counter's difference over the window. ``span`` is ``w``, or ``L`` when it is a lifetime value."""
 
@@ -98,9 +99,11 @@ class View:
     def stats(self) -> list[Stat]:
         """Stats lines of all logs in order, one per rank and instant (tensor-parallel repeats are dropped)."""
         found: list[Stat] = []
-        for run, event in self.target.events("stats"):
-            rank = _stat_rank(event)
-            if rank is None or event.fields.get("partial"):
+        lines = [(run, event) for run, event in self.target.events("stats") if not event.fields.get("partial")]
+        leaders = _leaders([event for _, event in lines])
+        for run, event in lines:
+            rank, place = _stat_rank(event)
+            if place != leaders[rank]:
                 continue
             found.append(Stat(event.time, rank, run.source(event), event, event.text("batch") or ""))
         names = {s.rank for s in found}
@@ -257,18 +260,33 @@ class View:
         self.timeline.append(TimelineEntry(t, what, source))
 
 
-def _stat_rank(event: LogEvent) -> str | None:
-    """The data-parallel rank a stats line speaks for; None for a tensor-parallel repeat of another rank's line."""
+_Place = tuple[int, ...]
+
+
+def _stat_rank(event: LogEvent) -> tuple[str, _Place]:
+    """The data-parallel rank a stats line speaks for, and the place of its process among the ranks that share its pool."""
     engine = event.number("engine")
     if engine is not None:
-        return f"{engine:.0f}"
+        return f"{engine:.0f}", ()
     if not event.rank or event.rank.startswith("rank"):
-        return ""
+        return "", ()
     parts = event.rank.split("_")
-    if any(p.startswith(("TP", "PP", "EP")) and p[2:] != "0" for p in parts):
-        return None
     data = [p[2:] for p in parts if p.startswith("DP")]
-    return data[0] if data else ""
+    place = tuple(int(p[2:]) for p in parts if p.startswith(("TP", "PP", "EP")) and p[2:].isdigit())
+    return (data[0] if data else ""), place
+
+
+def _leaders(events: Iterable[LogEvent]) -> dict[str, _Place]:
+    """By data-parallel rank, the first of its processes: the others repeat its lines.
+
+    With attention split over data-parallel ranks the numbers run on (DP1 TP1, or DP1 TP2 with two processes each), so the
+    leader is the smallest one that speaks, not number 0.
+    """
+    leaders: dict[str, _Place] = {}
+    for event in events:
+        rank, place = _stat_rank(event)
+        leaders[rank] = min(leaders.get(rank, place), place)
+    return leaders
 
 
 def last_run(values: Sequence[float], same: float = 0.0) -> int:

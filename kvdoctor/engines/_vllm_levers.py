@@ -170,15 +170,15 @@ LEVERS: tuple[Lever, ...] = (
         "victim.cooldown",
         None,
         since="0.24",
-        instead="vLLM pauses admission for one step after a preemption and no longer: --watermark 0.02 to 0.10 keeps a victim "
-        "waiting until there is room.",
+        instead="Set --watermark 0.02 to 0.10: it keeps a victim waiting until there is room. By itself vLLM pauses admission for one "
+        "step after a preemption.",
     ),
     Lever(
         "victim.cooldown",
         None,
         until="0.23",
-        instead="vLLM pauses admission for one step after a preemption and no longer: lower --max-num-seqs, or upgrade to 0.24 "
-        "and set --watermark.",
+        instead="Lower --max-num-seqs, or upgrade to 0.24 and set --watermark. By itself vLLM pauses admission for one step after a "
+        "preemption.",
     ),
     Lever(
         "kv.pool_share",
@@ -188,7 +188,8 @@ LEVERS: tuple[Lever, ...] = (
         setting="gpu_memory_utilization",
         effect="Share of the whole device for weights, activations, graphs and pool of this instance; the pool gets what is "
         "left.",
-        cost="Less head room for what is not profiled (LoRA, logprobs, NCCL): too high ends in an out-of-memory error.",
+        cost="Raised: less head room for what is not profiled (LoRA, logprobs, NCCL); too high ends in an out-of-memory error. "
+        "Lowered: a smaller pool.",
         next_limit="device memory",
         verify="the pool size printed at the next start",
     ),
@@ -199,7 +200,8 @@ LEVERS: tuple[Lever, ...] = (
         default="0.9",
         setting="gpu_memory_utilization",
         effect="Share of the whole device for weights, activations and pool of this instance; graphs come on top.",
-        cost="Less head room for graphs and what is not profiled: too high ends in an out-of-memory error.",
+        cost="Raised: less head room for graphs and what is not profiled; too high ends in an out-of-memory error. Lowered: a "
+        "smaller pool.",
         next_limit="device memory",
         verify="the pool size printed at the next start",
     ),
@@ -492,8 +494,8 @@ LEVERS: tuple[Lever, ...] = (
     Lever(
         "topo.routing",
         None,
-        instead="Routing is decided in front of vLLM: use a router that looks at each replica's KV usage and keeps sessions with "
-        "their prefix; within one server with data parallelism upgrade, since early releases balance by request count.",
+        instead="Put a router in front of vLLM that looks at each replica's KV usage and keeps sessions with their prefix. Within one "
+        "server with data parallelism use a late release: early ones balance by request count.",
     ),
     Lever(
         "client.max_tokens",
@@ -544,8 +546,8 @@ LEVERS: tuple[Lever, ...] = (
     Lever(
         "engine.version",
         None,
-        instead="Install a later release (`pip install --upgrade vllm`, or a newer image) and compare the pool line of the "
-        "start: the defaults changed in 0.20 (0.92, graph memory deducted).",
+        instead="Install a later release, if there is one (`pip install --upgrade vllm`, or a newer image), and compare the pool size "
+        "printed at the start: defaults change (0.20: share 0.92, graph memory deducted).",
     ),
     Lever(
         "observe.metrics",

@@ -448,28 +448,6 @@ _START_ERRORS: tuple[LogTemplate, ...] = (
         r"(?P<text>(?:World size \(\d{1,6}\) is larger than|The number of required \w{1,20} exceeds) the (?:total )?number of "
         r"available)",
     ),
-    _refused(
-        "dtype_refused", "is only supported on GPUs", r"(?P<text>\w{1,20} is only supported on GPUs with compute cap)"
-    ),
-    _refused(
-        "config_validation",
-        "validation error",
-        r"(?P<text>\d{1,4} validation errors? for \w{0,60}(?:Config|EngineArgs))\b",
-        "0.10",
-    ),
-    _refused(
-        "unknown_argument",
-        "error: unrecognized arguments",
-        r"(?P<text>error: unrecognized arguments: [^\n]{1,200})",
-    ),
-    _refused("bad_argument", "error: argument ", r"(?P<text>error: argument [^\n]{1,200})"),
-    LogTemplate(
-        "port_in_use",
-        "start_error",
-        "ddress already in use",
-        r"(?P<text>[Aa]ddress already in use)",
-        fields={"error": "port_in_use"},
-    ),
     LogTemplate(
         "no_weights",
         "start_error",
@@ -683,6 +661,7 @@ _FAILURES: tuple[LogTemplate, ...] = (
     _error("engine_dead", "a fatal error", r"(?P<text>EngineCore encountered a fatal error)"),
     _error("engine_no_start", "failed", r"(?P<text>(?:EngineCore|WorkerProc) failed to start)", start=True),
     _error("engine_init_failed", "failed", r"(?P<text>Engine core initialization failed)", start=True),
+    _error("engine_dead_error", "EngineDeadError", r"(?<!Async)(?P<text>EngineDeadError)"),
     _error("engine_exception", "hit an exception", r"(?P<text>(?:EngineCore|WorkerProc) hit an exception)"),
     _error("worker_proc_failed", "failed", r"(?P<text>WorkerProc failed)(?! to start)"),
     _error(

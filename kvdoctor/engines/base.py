@@ -10,10 +10,11 @@ import importlib
 import pkgutil
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from typing import TYPE_CHECKING, Literal
 
+from kvdoctor.frozen import frozen
 from kvdoctor.parse.serverlog import LogTemplate
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def in_range(version: str | None, since: str | None, until: str | None) -> bool 
     return not (high is not None and key[: len(high)] > high)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SeriesName:
     """One wire name of a role: ``scale`` turns the vendor's unit into the canonical one (fraction, byte, second).
 
@@ -69,7 +70,7 @@ class SeriesName:
     key: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Series:
     """A canonical role and the names it had, newest first; the first name present in a scrape is used.
 
@@ -225,7 +226,7 @@ COMMON_SERIES: tuple[Series, ...] = (
 """Series of the process itself, the same for every engine."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Lever:
     """How this engine turns a lever, newest first.
 
@@ -252,7 +253,7 @@ class Lever:
     inverse: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Gap:
     """What the engine does not expose: facts whose names start with ``fact``, why, and how to get them."""
 
@@ -263,7 +264,7 @@ class Gap:
     until: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Command:
     """A command a person can run to confirm a finding on this engine and version.
 
@@ -276,7 +277,7 @@ class Command:
     until: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Promql:
     """A fact of the window as one PromQL expression over this engine's own series: one value per server.
 
@@ -319,7 +320,7 @@ COMMON_COMMANDS: tuple[Command, ...] = (
 """Commands that do not depend on the engine; an engine's own command of the same name comes first."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Endpoint:
     """An HTTP path read with GET: ``once`` per run or at each sample."""
 
@@ -331,7 +332,7 @@ class Endpoint:
 Args = dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Scheduler:
     """How an engine version admits, evicts and requeues with these arguments: what a replay needs to know of it.
 
@@ -354,7 +355,7 @@ def no_scheduler(version: str | None, args: Args) -> Scheduler | str:
     return "the scheduler of this engine is not modelled, so its load cannot be replayed"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Engine:
     """One engine's table.
 

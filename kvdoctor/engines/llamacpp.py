@@ -161,6 +161,9 @@ TEMPLATES: tuple[LogTemplate, ...] = (
                 rf"\|   - (?P<device>\w+)[^|\n]{{0,120}}\| +(?P<total__mib>\d+) = +(?P<free__mib>\d+) \+ \( *\d+ = +(?P<weights__mib>\d+) \+ +"
                 rf"(?P<kv_pool__mib>\d+) \+ +(?P<activations__mib>\d+)\) \+ +(?P<non_torch__mib>{_MIB}) \|",
                 derive=_breakdown, note="with --verbose; once for the trial run and once at exit"),
+    LogTemplate("lcp.start.host", "memory", "common_param:   - CPU",
+                rf"common_param: +- CPU +: [^\n(]{{0,120}}\((?P<host_total__mib>{_MIB}) MiB, (?P<host_free__mib>{_MIB}) MiB free\)",
+                note="the machine's memory at the start"),
     LogTemplate("lcp.start.offload", "phase", "layers to GPU", r"offloaded (?P<layers>\d+)/(?P<layers_all>\d+) layers to GPU",
                 fields={"what": "offload"}),
     LogTemplate("lcp.start.ready", "ready", "listening on http", r"(?:server is|llama_server:|main:|HTTP server) listening on http"),
@@ -317,9 +320,9 @@ _SLOTS = "n_slots and n_ctx_slot in the start line"
 
 LEVERS: tuple[Lever, ...] = (
     Lever(
-        "sched.max_running", "-np N", default="auto (4, with a unified pool)", setting="parallel",
+        "sched.max_running", "-np N", default="auto: 4 with a unified pool", setting="parallel",
         effect="Fewer requests share the pool; without a unified pool each also gets a larger part of -c.",
-        cost="More requests wait for a slot.", next_limit="requests_deferred", verify=_SLOTS,
+        cost="More requests wait for a slot.", next_limit="requests that wait for a slot (requests_deferred)", verify=_SLOTS,
     ),
     Lever(
         "sched.batch_tokens", "-b N", default="2048", setting="batch_size",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from functools import cache
 
+from kvdoctor.engines import _start_logs
 from kvdoctor.engines.base import Engine, engines
 from kvdoctor.parse import sniff
 from kvdoctor.parse.exposition import Exposition
@@ -13,6 +15,9 @@ from kvdoctor.parse.serverlog import LogTemplate, decode, detect_encoding, searc
 
 EDGE = 4 << 20
 """Bytes at the start and at the end of a log that are searched for an engine's markers."""
+
+LONGEST = 4000
+"""Characters of a line that are looked at to tell an engine by one message."""
 
 KINDS = frozenset(
     [
@@ -44,6 +49,9 @@ KINDS = frozenset(
 )
 """Kinds of members that are understood; a member that says one of them is not sniffed."""
 
+TELLING = frozenset({"start_error", "context_limit", "request_failed", "preempt", "retract", "concurrency", "idle_check"})
+"""Events of which one line is enough to name the engine that prints it, when a log holds no marker."""
+
 
 @cache
 def servers() -> tuple[Engine, ...]:
@@ -65,7 +73,43 @@ def _markers() -> tuple[str, ...]:
 def kind_of(head: bytes, told: str | None, *, forced: bool = False, name: str = "") -> str:
     """The kind of a source from what its member says, else from its first bytes; with ``forced``, unknown text is a log."""
     kind = told if told in KINDS else sniff.sniff(head, _markers(), name)
-    return "log" if forced and kind == "unknown" else kind or "unknown"
+    if kind == "unknown" and (forced or _says_something(head)):
+        return "log"
+    return kind or "unknown"
+
+
+def _says_something(head: bytes) -> bool:
+    """A line by itself, without a level or a time: a refusal, or a message that tells its engine."""
+    edges = [searchable(head)]
+    return any(_matches(t, edges) for t in _start_logs.TEMPLATES) or _by_message(edges) is not None
+
+
+def _matches(template: LogTemplate, edges: Sequence[bytes]) -> bool:
+    literal = template.literal.encode()
+    return any(
+        re.search(template.pattern, line.decode("utf-8", "replace")[:LONGEST]) is not None
+        for edge in edges
+        if literal in edge
+        for line in edge.split(b"\n")
+        if literal in line
+    )
+
+
+@cache
+def _telling() -> tuple[tuple[Engine, LogTemplate], ...]:
+    """Messages only one engine prints; access-log lines are every server's."""
+    return tuple(
+        (engine, template)
+        for engine in servers()
+        for template in engine.templates
+        if template.event in TELLING and not template.literal.startswith('"')
+    )
+
+
+def _by_message(edges: Sequence[bytes]) -> Engine | None:
+    """The one server whose telling messages occur; None when none does, or those of several."""
+    found = {engine.name: engine for engine, template in _telling() if _matches(template, edges)}
+    return next(iter(found.values())) if len(found) == 1 else None
 
 
 def text_of(raw: bytes) -> str:
@@ -98,7 +142,10 @@ def page_time(page: Exposition, told: float | None) -> float | None:
 
 
 def of_log(edges: Sequence[bytes]) -> Engine | None:
-    """The server whose markers occur most in a log's edges; a tie goes to the one with more different markers."""
+    """The server whose markers occur most in a log's edges (a tie goes to the one with more different markers).
+
+    Without any marker, the one whose messages occur: tickets often quote a single line.
+    """
     best: tuple[int, int, int] | None = None
     found: Engine | None = None
     edges = [searchable(edge) for edge in edges]
@@ -111,12 +158,12 @@ def of_log(edges: Sequence[bytes]) -> Engine | None:
         score = (kinds, hits, -index)
         if hits and (best is None or score > best):
             best, found = score, engine
-    return found
+    return found or _by_message(edges)
 
 
 def log_templates(found: Engine | None, edges: Sequence[bytes]) -> list[LogTemplate]:
-    """The templates a log is read with: its engine's, and those of what stands beside it where its markers occur."""
-    templates = list(found.templates) if found else []
+    """What a log is read with: its engine's templates, refusals common to all, and those of a side engine that occurs."""
+    templates = [*(found.templates if found else ()), *_start_logs.TEMPLATES]
     edges = [searchable(edge) for edge in edges]
     for other in side():
         if other.templates and any(m.encode() in e for m in other.log_markers for e in edges):

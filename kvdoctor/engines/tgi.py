@@ -139,6 +139,12 @@ def _signal(fields: dict[str, object]) -> dict[str, object]:
     return fields if number is None else {**fields, "signal": _SIGNALS.get(int(number), f"signal {number:.0f}")}
 
 
+def _asked_total(fields: dict[str, object]) -> dict[str, object]:
+    """Prompt and requested output together: that is what the limit is about."""
+    prompt, new = fields.pop("n_prompt", None), fields.pop("n_new", None)
+    return {**fields, "n_tokens": prompt + new} if isinstance(prompt, float) and isinstance(new, float) else fields
+
+
 def _method_site(fields: dict[str, object]) -> dict[str, object]:
     """Where it died; the warm-up runs one prefill of the full budget."""
     site = _SITES.get(str(fields.get("method")))
@@ -241,6 +247,20 @@ _TEMPLATES: tuple[LogTemplate, ...] = (
         "`max_total_tokens` must be <= `max_batch_total_tokens`",
         r"`max_total_tokens` must be <= `max_batch_total_tokens`\. Given: (?P<tokens_need>\d+) and (?P<tokens_have>\d+)",
         fields={"error": "pool_too_small"},
+    ),
+    LogTemplate(
+        "tgi.context.total",
+        "context_limit",
+        "`inputs` tokens + `max_new_tokens` must be <= ",
+        r"`inputs` tokens \+ `max_new_tokens` must be <= (?P<n_ctx>\d+)\. Given: (?P<n_prompt>\d+) `inputs` tokens and "
+        r"(?P<n_new>\d+) `max_new_tokens`",
+        derive=_asked_total,
+    ),
+    LogTemplate(
+        "tgi.context.input",
+        "context_limit",
+        "`inputs` must have less than ",
+        r"`inputs` must have less than (?P<n_ctx>\d+) tokens\. Given: (?P<n_tokens>\d+)",
     ),
     LogTemplate(
         "tgi.start.refused",

@@ -10,6 +10,7 @@ from kvdoctor.engines.base import Engine
 from kvdoctor.export.condition import Compiler, Filter, Used
 from kvdoctor.export.promql import Templates, as_duration, seconds, why_missing
 from kvdoctor.export.yamltext import Tree, dump
+from kvdoctor.frozen import frozen
 from kvdoctor.rulebook.expr import FactRef, ThresholdRef
 from kvdoctor.rulebook.rule import Rule, Scope
 
@@ -21,7 +22,7 @@ class ExportError(ValueError):
     """An export that cannot be made; ``str()`` says what is wrong with what was asked for."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AlertRule:
     """One alert: a rule on one level. ``left_out`` are facts whose comparisons were dropped from an ``or``."""
 
@@ -57,7 +58,7 @@ class AlertRule:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NoAlert:
     """A rule that is no alert, and why."""
 

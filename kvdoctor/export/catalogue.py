@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from kvdoctor.engines.base import engines, in_range, version_key
 from kvdoctor.facts import suggest
+from kvdoctor.frozen import frozen
 
 _FILE = Path(__file__).with_name("metrics.json")
 _PARTS: Mapping[str, tuple[str, ...]] = {
@@ -26,7 +26,7 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Entry:
     """One metric: ``since`` and ``until`` are releases it was found in (inclusive, None open), ``now`` what replaces it.
 
@@ -68,7 +68,7 @@ class Entry:
         return f"from {self.since} to {self.until}" if self.since else f"up to {self.until}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Table:
     """The metrics of one engine by exposed name. ``complete``: a name that is not listed does not exist."""
 

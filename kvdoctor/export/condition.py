@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvdoctor.export.promql import ENDS, End, Templates
+from kvdoctor.frozen import frozen
 from kvdoctor.rulebook.expr import (
     Arithmetic,
     Comparison,
@@ -26,7 +27,7 @@ from kvdoctor.rulebook.expr import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Used:
     """A recorded series an expression reads: the fact, the end of its interval, an enum's choice."""
 
@@ -50,7 +51,7 @@ class Used:
 _SUFFIX: Mapping[str, str] = {"": "", "lo": "at_least", "hi": "at_most"}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Filter:
     """A condition in PromQL. ``truth`` is set where it never changes; ``missing`` are the facts without which it is never
     true. ``left_out`` are the comparisons of an ``or`` that were dropped because their fact is missing.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kvdoctor.engines.base import Engine
 from kvdoctor.export.promql import Templates
+from kvdoctor.frozen import frozen
 from kvdoctor.rulebook.rule import Rule
 
 SCHEMA_VERSION = 39
@@ -17,7 +18,7 @@ _FULL, _NEARLY = 0.95, 0.85
 """A pool counts as full at the first (the gate of every pressure rule); the second is the line to look at it."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Query:
     """A curve: a legend and a template in the placeholders of the engine tables."""
 
@@ -25,7 +26,7 @@ class Query:
     expr: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Panel:
     """A graph. ``lines`` are drawn across it: a number, or the threshold of a rule as ``rule-name.threshold``."""
 
@@ -37,7 +38,7 @@ class Panel:
     top: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Row:
     """Panels under one heading."""
 

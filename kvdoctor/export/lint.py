@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from kvdoctor.engines.base import engines
 from kvdoctor.export import promparse
@@ -12,6 +11,7 @@ from kvdoctor.export.catalogue import Entry, Table, newer_than_known, table_of, 
 from kvdoctor.export.promparse import Compared, Found
 from kvdoctor.export.sources import Expression, Unreadable, expressions
 from kvdoctor.findings import Severity
+from kvdoctor.frozen import frozen
 
 CHECKS: Mapping[str, tuple[Severity, str]] = {
     "renamed-metric": ("high", "The metric has another name in this version"),
@@ -36,7 +36,7 @@ _OVER_TIME = re.compile(r"(max|min|avg|last|quantile)_over_time")
 _USAGE_ROLES = ("kv.usage", "kv.secondary_usage", "kv.cpu_usage", "offload.usage")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Problem:
     """One finding: where, which check, what, and what to write instead (empty when there is nothing)."""
 
@@ -59,7 +59,7 @@ class Problem:
         return f"{self.file}:{self.line}: {self.severity}: {self.message}{instead}{place} [{self.check}]"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LintResult:
     """Everything found in some files. ``unreadable`` are files that could not be judged, ``expressions`` how many were."""
 

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from kvdoctor.frozen import frozen
+
 _TOKEN = re.compile(
     r"""
       (?P<space>\s+|\#[^\n]*)
@@ -237,7 +239,7 @@ class _Reader:
 # ---------------------------------------------------------------------------------------------- looking at it
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Found:
     """A metric with the calls around it, innermost first; parentheses without a name are left out."""
 
@@ -254,7 +256,7 @@ def metrics(parts: Sequence[Part], around: tuple[Call, ...] = ()) -> Iterator[Fo
             yield from metrics(part.parts, (part, *around) if part.name else around)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Compared:
     """One side of a comparison with a plain number on the other side."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from kvdoctor.engines.base import SeriesName
 from kvdoctor.export.alerts import AlertRule, AlertSet
@@ -17,6 +17,7 @@ from kvdoctor.export.condition import Used
 from kvdoctor.export.promql import Templates, as_duration, quoted, seconds
 from kvdoctor.export.yamltext import Tree, dump
 from kvdoctor.facts import Fact, Known, measured
+from kvdoctor.frozen import frozen
 from kvdoctor.rulebook.expr import TRUE
 from kvdoctor.rulebook.rule import Example
 
@@ -42,7 +43,7 @@ def _examples(alert: AlertRule, labels: Mapping[str, str]) -> Iterator[Tree]:
     held = _after(seconds(alert.duration))
     series: list[Tree] = []
     firing: list[Mapping[str, str]] = []
-    for example in alert.rule.body.examples:
+    for example in alert.rule.examples:
         if example.scope != alert.scope or _past_or_starting(example):
             continue
         facts = _visible(alert, example.facts)
@@ -144,7 +145,7 @@ def _labels(labels: Mapping[str, str]) -> str:
 # ---------------------------------------------------------------------------------------------- scenes of raw series
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Gathered:
     """A histogram: observations per second up to each edge, and the sum of what was observed per second."""
 
@@ -155,7 +156,7 @@ class Gathered:
 Track = float | Gathered
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Scene:
     """Roles at a steady state (gauges their value, counters their rate per second) and the facts that must come out.
 

@@ -6,8 +6,9 @@ import importlib
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
+
+from kvdoctor.frozen import frozen
 
 _MAX_TEXT = 20 << 20
 _MAX_NODES = 500_000
@@ -18,7 +19,7 @@ _OTHER_SOURCES = frozenset(
 _DASHBOARD_KEYS = frozenset({"panels", "rows", "templating", "elements", "schemaVersion", "dashboard"})
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Expression:
     """One PromQL text. ``line`` is where it begins; ``block`` says that its own lines are lines of the file.
 
@@ -37,7 +38,7 @@ class Expression:
         return self.line + (self.text.count("\n", 0, offset) if self.block else 0)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Unreadable:
     """A file that could not be judged, and what to do about it."""
 

@@ -6,7 +6,7 @@ is read. A number the source does not give is an :class:`Unread`, never 0 and ne
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from kvdoctor.frozen import frozen
 
 MAX_LINE = 64 * 1024
 """Longest line, in characters, that is looked at; longer ones are cut first so that no pattern sees hostile input."""
@@ -32,14 +32,18 @@ OOM_LITERALS = (
 """Every message that :func:`kvdoctor.parse.oom.find` knows holds one of these, unless a line feed broke it inside the words."""
 
 
-@dataclass(frozen=True, slots=True)
+NOT_ASKED = "not in this output"
+"""The reason of a value that this form of the output never prints: it was not asked for, it is not that nobody knows it."""
+
+
+@frozen
 class Unread:
     """A value the source names but does not give, or does not print at all; ``reason`` says which of the two."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BadLine:
     """A line that could not be read: 1-based number, why, and its first characters."""
 

@@ -12,8 +12,9 @@ import csv
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from kvdoctor.frozen import frozen
 from kvdoctor.parse import KEPT_BAD, MAX_LINE, SHOWN, BadLine, bad_line
 
 _STATS = ("mean", "p50", "p90", "p95", "p99", "p999")
@@ -78,7 +79,7 @@ _LOAD = frozenset(
 _RESULT = frozenset(COLUMNS) - _LOAD - {"duration_s"}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BenchRow:
     """One run of the benchmark.
 
@@ -97,7 +98,7 @@ class BenchRow:
         return self.values.get(name)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BenchTable:
     """One benchmark file.
 
@@ -114,7 +115,7 @@ class BenchTable:
     lines: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NotBench:
     """The text is no benchmark table; ``reason`` quotes its first characters."""
 
@@ -122,7 +123,7 @@ class NotBench:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Column:
     """What a header says: canonical name (empty: a setting) and the unit it names (empty: none)."""
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from kvdoctor.frozen import frozen
 from kvdoctor.parse import Unread
 
 GIB = 2.0**30
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Slot:
     """One slot of llama-server.
 
@@ -37,7 +37,7 @@ class Slot:
     limit: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Props:
     """llama-server's properties. ``n_ctx`` is that of one slot: with a unified pool it is the whole pool."""
 
@@ -47,7 +47,7 @@ class Props:
     build: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SchedulerState:
     """What one SGLang scheduler says of itself; sizes in bytes (printed as GB, meant as 2**30)."""
 
@@ -60,7 +60,7 @@ class SchedulerState:
     max_running: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ServerInfo:
     """SGLang's /server_info (or /get_server_info): ``settings`` are the scalar settings as text, unset ones left out."""
 
@@ -70,7 +70,7 @@ class ServerInfo:
     states: tuple[SchedulerState, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Load:
     """One scheduler in SGLang's /v1/loads; ``usage`` 0..1, sizes in bytes, ``time`` in epoch seconds."""
 
@@ -96,7 +96,7 @@ class Load:
     pd_retracted_queue: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Loads:
     """SGLang's /v1/loads."""
 
@@ -104,7 +104,7 @@ class Loads:
     loads: tuple[Load, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ClientError:
     """An error body a client was sent; ``line`` is 1-based."""
 

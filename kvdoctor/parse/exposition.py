@@ -13,9 +13,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from kvdoctor.frozen import frozen
 from kvdoctor.parse import KEPT_BAD, MAX_LINE, SHOWN, BadLine, bad_line
 
 
@@ -43,7 +43,7 @@ class Duplicate(NamedTuple):
     lines: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Exposition:
     """What one body said.
 
@@ -81,7 +81,7 @@ class Exposition:
         return (min(seen), max(seen)) if seen else None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NotExposition:
     """The text is no metrics page; ``reason`` quotes its first characters."""
 

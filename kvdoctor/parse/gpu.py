@@ -19,16 +19,14 @@ from datetime import UTC, datetime
 from typing import TypeVar
 from xml.parsers import expat
 
-from kvdoctor.parse import KEPT_BAD, MAX_LINE, SHOWN, BadLine, Unread, bad_line
-
-NOT_ASKED = "not in this output"
-"""The reason of a value whose column or field was not asked for."""
+from kvdoctor.frozen import frozen
+from kvdoctor.parse import KEPT_BAD, MAX_LINE, NOT_ASKED, SHOWN, BadLine, Unread, bad_line
 
 _NOT_PRINTED = Unread(NOT_ASKED)
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GpuReading:
     """One GPU at one moment. Sizes in bytes, shares 0..1, clocks in Hz, temperature in degrees Celsius, power in W.
 
@@ -62,7 +60,7 @@ class GpuReading:
     time: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MigReading:
     """One MIG compute instance. Two compute instances of one GPU instance (``gi``) repeat the same memory: never add
     them up over ``ci``."""
@@ -77,7 +75,7 @@ class MigReading:
     mem_free: int | Unread = _NOT_PRINTED
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GpuProcess:
     """One process on a GPU; ``used`` in bytes. ``pid`` is the host's pid, also when the list was made in a container.
 
@@ -98,7 +96,7 @@ class GpuProcess:
     time: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GpuReport:
     """What one nvidia-smi output said.
 
@@ -119,11 +117,15 @@ class GpuReport:
     lines: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NotGpu:
     """The text is no nvidia-smi output that can be understood; ``reason`` says what is missing."""
 
     reason: str
+
+
+LONGEST_REASON = 200
+"""Characters of nvidia-smi's own words that are passed on."""
 
 
 def parse(text: str) -> GpuReport | NotGpu:
@@ -142,6 +144,8 @@ def parse(text: str) -> GpuReport | NotGpu:
     if header is not None:
         return _parse_csv(lines)
     first = next((line for line in lines if line.strip()), "")
+    if first.startswith("Unable to determine the device handle for"):
+        return NotGpu(f"the driver cannot reach a device: {' '.join(first.split())[:LONGEST_REASON]}")
     if _HEADERLESS.search(first):
         return NotGpu(f"csv without its header line, the columns are unknown (leave out noheader): {first[:SHOWN]!r}")
     return NotGpu(f"no nvidia-smi output: {first[:SHOWN]!r}")

@@ -11,13 +11,13 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from kvdoctor.frozen import frozen
 from kvdoctor.parse import KEPT_BAD, SHOWN, BadLine, bad_line
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class IterationRow:
     """One engine step; a field is None when the record does not give it (never 0).
 
@@ -74,7 +74,7 @@ class IterationRow:
         return None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class IterationStats:
     """The rows of one file in its order; ``bad`` holds the first refused pieces, ``bad_count`` counts all of them."""
 
@@ -85,7 +85,7 @@ class IterationStats:
     lines: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NotIterationStats:
     """The text holds no iteration record; ``reason`` quotes its first characters."""
 

@@ -7,6 +7,7 @@ with clocks of the same host).
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from itertools import pairwise
 
+from kvdoctor.frozen import frozen
 from kvdoctor.parse import KEPT_BAD, MAX_LINE, SHOWN, BadLine, Unread, bad_line
 
 _ABSENT = Unread("not in this text")
@@ -21,7 +23,7 @@ _MONTHS = "Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec"
 _DAYS = "Mon|Tue|Wed|Thu|Fri|Sat|Sun"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NotThis:
     """The text is not of the kind that was asked for; ``reason`` says what is missing."""
 
@@ -51,7 +53,7 @@ class _Refusals:
 # ---- kernel log -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Stamp:
     """When a kernel line was written: seconds since boot, wall clock, or neither.
 
@@ -65,7 +67,7 @@ class Stamp:
     no_year: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Xid:
     """One NVRM Xid line. ``number`` is NVIDIA's error number; pid and process are in the text since R460."""
 
@@ -78,7 +80,7 @@ class Xid:
     line: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OomKill:
     """A process the kernel killed for memory.
 
@@ -99,7 +101,7 @@ class OomKill:
     line: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Stall:
     """A CPU or task that does not get on. ``kind``: soft_lockup, hard_lockup, hung_task. ``seconds``: how long so far.
 
@@ -118,7 +120,7 @@ class Stall:
     line: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class KernelLog:
     """What a kernel log says about GPUs, memory and stalls, each in the order of the lines."""
 
@@ -217,6 +219,25 @@ def kernel_log(text: str, *, first_line: int = 1) -> KernelLog | NotThis:
     if not (xids or kills or stalls or kernel_like):
         return NotThis("no line looks like a kernel log")
     return KernelLog(tuple(xids), tuple(kills), tuple(stalls), len(lines), tuple(refused.kept), refused.count)
+
+
+def journal_line(line: str) -> str:
+    """A record of ``journalctl -o json`` as a dated text line; any other line as it is."""
+    if not line.startswith("{") or "MESSAGE" not in line:
+        return line
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return line
+    if not isinstance(record, dict):
+        return line
+    message, micros = record.get("MESSAGE"), record.get("__REALTIME_TIMESTAMP")
+    if not isinstance(message, str):
+        return line
+    if not (isinstance(micros, str) and micros.isascii() and micros.isdigit() and len(micros) < 20):
+        return message
+    moment = datetime.fromtimestamp(int(micros) / 1e6, UTC)
+    return f"{moment.isoformat(timespec='microseconds')} host kernel: {message}"
 
 
 def _looks_like_kernel(line: str) -> bool:
@@ -334,7 +355,7 @@ def _with_frame(stall: Stall, line: str) -> Stall:
 # ---- ps -------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Process:
     """One row of ps. Sizes in bytes, ``cpu`` in cores, ``mem`` 0..1 of the host's memory, ``elapsed`` in seconds.
 
@@ -358,14 +379,20 @@ class Process:
     start: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ProcessTable:
-    """All rows of one ps output, in its order."""
+    """All rows of one ps output, in its order. ``stamps`` are lines that hold a date: (line number, epoch seconds)."""
 
     processes: tuple[Process, ...]
     lines: int
     bad: tuple[BadLine, ...]
     bad_count: int
+    stamps: tuple[tuple[int, float], ...] = ()
+
+    def time_of(self, process: Process) -> float | None:
+        """When a row was printed: the last date above it."""
+        above = [time for line, time in self.stamps if line < process.line]
+        return above[-1] if above else None
 
 
 _PS_COLUMNS = frozenset(
@@ -398,8 +425,12 @@ _FOREST = re.compile(r"^[ |]{0,80}\\_ ")
 
 
 def ps(text: str) -> ProcessTable | NotThis:
-    """Read ``ps aux``, ``ps -ef`` or ``ps -eo ...`` by its header line; a header that is repeated starts a new table."""
+    """Read ``ps aux``, ``ps -ef`` or ``ps -eo ...`` by its header line; a header that is repeated starts a new table.
+
+    A loop that prints the date before each table dates them.
+    """
     lines = _lines(text)
+    stamps: list[tuple[int, float]] = []
     columns: list[str] = []
     processes: list[Process] = []
     refused = _Refusals()
@@ -407,6 +438,10 @@ def ps(text: str) -> ProcessTable | NotThis:
         words = line.split()
         if "PID" in words and words and set(words) <= _PS_COLUMNS:
             columns = words
+            continue
+        dated = _date_line(line) if len(words) <= _DATE_WORDS else None
+        if dated is not None:
+            stamps.append((number, dated))
             continue
         if not columns or not words:
             continue
@@ -418,7 +453,26 @@ def ps(text: str) -> ProcessTable | NotThis:
             processes.append(process)
     if not columns:
         return NotThis("no header line of ps with a PID column")
-    return ProcessTable(tuple(processes), len(lines), tuple(refused.kept), refused.count)
+    return ProcessTable(tuple(processes), len(lines), tuple(refused.kept), refused.count, tuple(stamps))
+
+
+_DATE_WORDS = 8
+_DATE_LINE = re.compile(
+    r"\W{0,12}(?:(?P<iso>[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2})(?P<zone>Z|[+-][0-9]{2}:?[0-9]{2})?"
+    rf"|(?:{_DAYS})[ ]{{1,2}}(?P<date>(?:{_MONTHS})[ ]{{1,2}}[0-9]{{1,2}}[ ]{{1,2}}[0-9:]{{8}})"
+    r"(?:[ ][AP]M)?(?:[ ][A-Z][A-Za-z+0-9-]{0,6})?[ ]{1,2}(?P<year>[0-9]{4}))\W{0,12}"
+)
+
+
+def _date_line(line: str) -> float | None:
+    """A line that is nothing but a date, as ``date`` prints it, perhaps between dashes."""
+    found = _DATE_LINE.fullmatch(line.strip())
+    if found is None:
+        return None
+    if found.group("iso"):
+        zone = found.group("zone")
+        return _epoch(found.group("iso") + ("+00:00" if zone in (None, "Z") else zone))
+    return _epoch_ctime(f"Mon {found.group('date')} {found.group('year')}")
 
 
 def _ps_row(line: str, columns: Sequence[str]) -> dict[str, str] | None:
@@ -504,7 +558,7 @@ def _duration(text: str | None) -> float | Unread:
 # ---- cgroup and meminfo ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CgroupMemory:
     """Memory files of one control group, in bytes and counts.
 
@@ -656,7 +710,7 @@ def _cgroup_memory(
     )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MemInfo:
     """/proc/meminfo: bytes by the kernel's names (``MemTotal``, ``MemAvailable``, ``Cached`` ...) and their lines."""
 
@@ -697,7 +751,7 @@ def meminfo(text: str) -> MemInfo | NotThis:
 # ---- kubectl --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ContainerState:
     """Running, Waiting or Terminated, with what Kubernetes says about it. Times are epoch seconds."""
 
@@ -709,7 +763,7 @@ class ContainerState:
     line: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Container:
     """One container of a pod. ``limits`` and ``requests``: sizes in bytes, cpu in cores, GPUs as a count."""
 
@@ -724,7 +778,7 @@ class Container:
     line: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class KubeEvent:
     """One row of the Events table; ``age`` as printed."""
 
@@ -736,7 +790,7 @@ class KubeEvent:
     line: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Pod:
     """``kubectl describe pod`` of one pod. ``reason`` and ``message`` are those of the pod itself (such as Evicted)."""
 
@@ -752,7 +806,7 @@ class Pod:
     line: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ScaledMetric:
     """One metric an autoscaler follows. ``unit`` is ``share`` for percentages (0..1), else empty (the metric's own)."""
 
@@ -763,7 +817,7 @@ class ScaledMetric:
     line: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Autoscaler:
     """A HorizontalPodAutoscaler or KEDA ScaledObject. ``queries`` are KEDA's trigger queries, as written."""
 
@@ -780,7 +834,7 @@ class Autoscaler:
     line: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Kube:
     """All pods and autoscalers described in one text."""
 
@@ -822,8 +876,15 @@ _POWERS |= {f"{letter}i": 1024.0 ** (i + 1) for i, letter in enumerate("KMGTP")}
 
 
 def kubectl(text: str) -> Kube | NotThis:
-    """Read ``kubectl describe pod|hpa|scaledobject`` (several objects, blank lines between) and ``kubectl get hpa``."""
+    """Read ``kubectl describe pod|hpa|scaledobject`` (several objects, blank lines between) and ``kubectl get hpa``.
+
+    Manifests (``-o yaml``, ``-o json``) and ``docker inspect`` give the states of containers and the autoscaler's metrics.
+    """
     lines = _lines(text)
+    if text.lstrip()[:1] in "[{":
+        return _manifests(text, len(lines))
+    if _YAML.search(text):
+        return _yaml_manifests(lines)
     pods: list[Pod] = []
     scalers: list[Autoscaler] = []
     for start, block in _objects(lines):
@@ -837,6 +898,132 @@ def kubectl(text: str) -> Kube | NotThis:
     if not pods and not scalers:
         return NotThis("neither a described pod nor an autoscaler")
     return Kube(tuple(pods), tuple(scalers), len(lines))
+
+
+_YAML = re.compile(r"^apiVersion:[ ]", re.M)
+_NESTED = 30
+
+
+def _manifests(text: str, lines: int) -> Kube | NotThis:
+    """JSON of ``kubectl get -o json`` or ``docker inspect``."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return NotThis(f"not JSON: {error}")
+    pods: list[Pod] = []
+    scalers: list[Autoscaler] = []
+    for item in _items(document):
+        if item.get("kind") in ("ScaledObject", "HorizontalPodAutoscaler"):
+            texts = [v for k, v in _leaves(item.get("spec"), "", _NESTED) if _names_metric(k)]
+            scalers.append(_scaler_of(texts, 1))
+        else:
+            states = list(_json_states(item, _NESTED))
+            if states:
+                pods.append(_pod_of(states))
+    if not pods and not scalers:
+        return NotThis("neither a container's state nor an autoscaler")
+    return Kube(tuple(pods), tuple(scalers), lines)
+
+
+def _items(document: object) -> Iterator[Mapping[str, object]]:
+    if isinstance(document, list):
+        for part in document:
+            yield from _items(part)
+    elif isinstance(document, dict):
+        if isinstance(document.get("items"), list):
+            yield from _items(document["items"])
+        else:
+            yield document
+
+
+def _leaves(value: object, path: str, depth: int) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict) and depth:
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{path}.{key}", depth - 1)
+    elif isinstance(value, list) and depth:
+        for inner in value:
+            yield from _leaves(inner, path, depth - 1)
+    elif isinstance(value, str):
+        yield path, value
+
+
+def _names_metric(path: str) -> bool:
+    return path.rpartition(".")[2] in ("query", "metricName") or path.endswith((".metric.name", ".resource.name"))
+
+
+def _json_states(value: object, depth: int) -> Iterator[ContainerState]:
+    """States in a pod's status (``terminated``) or in docker's (``OOMKilled`` beside ``ExitCode``)."""
+    if not depth:
+        return
+    if isinstance(value, list):
+        for inner in value:
+            yield from _json_states(inner, depth - 1)
+    elif isinstance(value, dict):
+        if "OOMKilled" in value and "ExitCode" in value:
+            ended = value.get("Running") is not True
+            reason = "OOMKilled" if value["OOMKilled"] is True else "Error" if ended else "Running"
+            yield _ended(reason, value["ExitCode"] if ended else None)
+            return
+        ended_state = value.get("terminated")
+        if isinstance(ended_state, dict):
+            yield _ended(ended_state.get("reason"), ended_state.get("exitCode"))
+        for inner in value.values():
+            yield from _json_states(inner, depth - 1)
+
+
+def _ended(reason: object, code: object, line: int = 1) -> ContainerState:
+    return ContainerState(
+        "Terminated",
+        reason if isinstance(reason, str) else _ABSENT,
+        code if isinstance(code, int) and not isinstance(code, bool) else _ABSENT,
+        None,
+        None,
+        line,
+    )
+
+
+def _pod_of(states: Sequence[ContainerState]) -> Pod:
+    containers = tuple(Container("", _ABSENT, False, None, state, _ABSENT, {}, {}, state.line) for state in states)
+    return Pod("", _ABSENT, _ABSENT, _ABSENT, _ABSENT, _ABSENT, None, containers, (), states[0].line)
+
+
+def _scaler_of(texts: Sequence[str], line: int) -> Autoscaler:
+    return Autoscaler("", _ABSENT, (), _ABSENT, _ABSENT, _ABSENT, _ABSENT, {}, tuple(texts), (), line)
+
+
+def _yaml_manifests(lines: Sequence[str]) -> Kube | NotThis:
+    """``kubectl get -o yaml`` and manifests: what is indented below a key belongs to it; a list's dash counts as indent."""
+    pods: list[Pod] = []
+    scalers: list[Autoscaler] = []
+    starts = [0, *(i + 1 for i, line in enumerate(lines) if line.strip() == "---")]
+    for start, end in pairwise([*starts, len(lines)]):
+        root = _tree([re.sub(r"^( *)- ", r"\1  ", line) for line in lines[start:end]], start + 1)
+        kinds = {entry.value for entry in root.walk() if entry.key == "kind"}
+        if kinds & {"ScaledObject", "HorizontalPodAutoscaler"}:
+            texts = [value for path, value in _yaml_leaves(root, "") if _names_metric(path)]
+            scalers.append(_scaler_of(texts, start + 1))
+            continue
+        states = [
+            _ended(entry.text("reason"), _integer(entry.text("exitCode")), entry.line)
+            for entry in root.walk()
+            if entry.key == "terminated"
+        ]
+        if states:
+            pods.append(_pod_of(states))
+    if not pods and not scalers:
+        return NotThis("neither a container's state nor an autoscaler")
+    return Kube(tuple(pods), tuple(scalers), len(lines))
+
+
+def _yaml_leaves(entry: _Entry, path: str) -> Iterator[tuple[str, str]]:
+    for child in entry.children:
+        here = f"{path}.{child.key}" if child.key else path
+        if child.value and child.value not in ("|", ">", "|-", ">-"):
+            yield here, child.value
+        elif child.value:
+            # a block of text: its lines are this key's value
+            yield here, " ".join(f"{e.key}: {e.value}" if e.key else e.value for e in child.children)
+        yield from _yaml_leaves(child, here)
 
 
 def _objects(lines: Sequence[str]) -> Iterator[tuple[int, Sequence[str]]]:

@@ -31,6 +31,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from kvdoctor.frozen import frozen
 from kvdoctor.parse import MAX_LINE, Unread
 
 _NOT_PRINTED = Unread("this wording does not print it")
@@ -38,7 +39,7 @@ _NO_VALUE = Unread("2^64 bytes stands for: not available")
 _NO_CAP = Unread("no cap is set")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OomMessage:
     """One out-of-memory message. Numbers in bytes, see the module's text for what each means.
 

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
 from typing import Any, Final
+
+from kvdoctor.frozen import frozen
 
 SCHEMA: Final = "kvdoctor.probe/1"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NotAProbe:
     """Why the text is not a probe result."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Fit:
     """How many blocks of one size the device held at once, of how many by division; ``counted_up_to`` caps the count."""
 
@@ -31,7 +32,7 @@ class Fit:
     counted_up_to: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Replay:
     """One request pattern under one allocator setting ("" = defaults), in the probe's own allocator."""
 
@@ -47,7 +48,7 @@ class Replay:
     allocated_peak_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ProbeResult:
     """``gap``: 1 - largest single allocation / limit (free less the reserve). ``stopped`` None = every step ran.
 

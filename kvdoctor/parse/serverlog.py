@@ -21,13 +21,14 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, BinaryIO
 
+from kvdoctor.frozen import frozen
 from kvdoctor.parse import OOM_LITERALS, Unread
 
 if TYPE_CHECKING:
     from kvdoctor.parse.oom import OomMessage
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LogTemplate:
     """One log message of the engine.
 
@@ -122,7 +123,7 @@ EVENTS: Mapping[str, str] = {
 """The canonical event kinds and their fields. Numbers are canonical units: bytes, tokens, fractions, seconds."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LogEvent:
     """One recognised line. ``fields`` are canonical; ``line`` is 1-based; ``time`` is epoch seconds or None.
 
@@ -196,7 +197,7 @@ def plain(text: str) -> str:
 # ---------------------------------------------------------------- wrappers
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Line:
     """A line without its wrapping."""
 

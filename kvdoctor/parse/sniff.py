@@ -24,6 +24,7 @@ _KUBECTL = re.compile(
     r"^(?:Name|Namespace|Node|Labels|Annotations|Status|Reference|Metrics|Containers|Scale Target Ref|API Version|Min replicas|Replicas|Scale Target|Metric Type)s?\s*:",
     re.M,
 )
+_MANIFEST = re.compile(r"^apiVersion: \S+\n(?:.*\n)*?kind: [A-Z]", re.M)
 _CGROUP = re.compile(
     r"^(?:anon|file|inactive_file|active_file|total_inactive_file|memory\.(?:current|max|high|stat|events|usage_in_bytes|limit_in_bytes)|oom_kill|cache|rss)[ =:\t]+(?:\d+|max)\b",
     re.M,
@@ -102,7 +103,7 @@ def sniff(head: bytes, log_markers: Iterable[str] = (), name: str = "") -> str:
             return "ps"
         if _KERNEL.search(text) and any(_KERNEL_PREFIX.search(line) for line in lines[:50]):
             return "kernel"
-        if len(_KUBECTL.findall(text)) >= 2:
+        if len(_KUBECTL.findall(text)) >= 2 or _MANIFEST.search(text):
             return "kubectl"
         if _CGROUP.search(text):
             return "cgroup"
@@ -162,6 +163,8 @@ def _smi(text: str, lines: list[str]) -> str | None:
         return "smi-table"
     if "NVSMI LOG" in text:
         return "smi-q"
+    if text.startswith("Unable to determine the device handle for"):
+        return "smi-table"
     return None
 
 
@@ -200,6 +203,8 @@ def _json_kind(text: str) -> str | None:
             return "loads"
         if "internal_states" in keys or "mem_fraction_static" in keys or "max_total_num_tokens" in keys:
             return "server-info"
+        if ("apiVersion" in keys and "kind" in keys) or ("State" in keys and "Id" in keys):
+            return "kubectl"
         if "segments" in keys and ("device_traces" in keys or "allocator_settings" in keys):
             return "torch-snapshot"
         if any(k in keys for k in ("log", "MESSAGE", "message", "msg", "textPayload", "jsonPayload", "line")):

@@ -27,9 +27,10 @@ import sys
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
+
+from kvdoctor.frozen import frozen
 
 MIB: Final = 1 << 20
 DEFAULT_POOL: Final = (0, 0)
@@ -61,7 +62,7 @@ _EXPLAIN: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Refused:
     """A file that was not taken; ``reason`` is one of the closed list in the module, ``detail`` what was seen."""
 
@@ -75,7 +76,7 @@ class Refused:
         return f"{text} ({self.detail})" if self.detail else text
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Block:
     """A piece of a segment. ``requested`` None = not recorded; ``stack`` indexes :attr:`TorchSnapshot.stacks`, -1 =
     none.
@@ -88,7 +89,7 @@ class Block:
     stack: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Segment:
     """Memory got from the device: one cudaMalloc, or one run of mapped pages of an expandable segment.
 
@@ -118,7 +119,7 @@ class Segment:
         return sum(block.size for block in self.blocks if block.state == "inactive")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Frame:
     """One line of a stack trace; ``line`` None = not recorded."""
 
@@ -131,7 +132,7 @@ class Frame:
         return f"{self.name} ({tail}:{self.line})" if self.line is not None else f"{self.name} ({tail})"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OutOfMemory:
     """An ``oom`` entry of the history: bytes asked, bytes the device still reported free, who asked."""
 
@@ -142,7 +143,7 @@ class OutOfMemory:
     stack: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class History:
     """Recorded actions of one device, oldest first, as parallel columns (a history can hold millions of entries).
 
@@ -156,7 +157,7 @@ class History:
     times_us: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TorchSnapshot:
     """One dump. ``vendor`` is "rocm" or "cuda" when the dump itself shows it, else "unknown" (both have the same
     layout).
@@ -325,7 +326,7 @@ def _vendor(strings: Iterable[str], settings: dict[str, Any]) -> Literal["cuda",
     return "unknown"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Group:
     """Blocks that can serve each other's requests: one device, pool, size class and stream. Bytes."""
 
@@ -346,7 +347,7 @@ class Group:
         return 1 - self.largest_free / self.free if self.free else None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Holder:
     """A call site whose blocks sit in segments with free bytes. ``pins`` counts a segment for each of its holders."""
 
@@ -356,7 +357,7 @@ class Holder:
     pins: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Analysis:
     """One device of a snapshot. Bytes; figures of fragmentation leave private pools out, which serve only their graphs.
 
@@ -505,7 +506,7 @@ def _site(stack: Sequence[Frame]) -> str:
     return str(stack[0]) if stack else "not recorded"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Moment:
     """The allocator at one entry of the history. Bytes; ``time_us`` None = no clock recorded.
 
@@ -527,7 +528,7 @@ class Moment:
         return 1 - self.largest_free / self.free if self.free > 0 else None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Timeline:
     """Moments oldest first. ``mismatches`` counts entries that contradict the final state (a history with gaps).
 

@@ -33,8 +33,9 @@ from __future__ import annotations
 import importlib
 import logging
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvdoctor.frozen import frozen
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -58,7 +59,7 @@ SECOND_EDGES = (0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 _log = logging.getLogger("vllm.kvdoctor_observer")  # below "vllm", so the line gets vLLM's own handler and format
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Sight:
     """What a server's release and settings let a stat logger see."""
 

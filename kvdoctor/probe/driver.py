@@ -11,9 +11,10 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
+
+from kvdoctor.frozen import frozen
 
 MIB: Final = 1 << 20
 PAGE: Final = 2 * MIB
@@ -26,7 +27,7 @@ class ProbeError(Exception):
     """The device or torch refused or stopped answering; the text is a sentence for the report."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Tenant:
     """Another process on the device. ``bytes`` None = the driver does not tell (WSL, some containers, MIG); ``age_s``
     None = its process is not visible from here (another pid namespace)."""
@@ -36,7 +37,7 @@ class Tenant:
     age_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Survey:
     """The device without a context. Bytes. ``tenants`` None = the process list is not readable here."""
 
@@ -50,7 +51,7 @@ class Survey:
     compute_mode: ComputeMode
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NoDevice:
     """Nothing to probe: a sentence why, and what to do."""
 
@@ -58,7 +59,7 @@ class NoDevice:
     hint: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CacheState:
     """The caching allocator of this process. Bytes. ``inactive_split`` None = not maintained (expandable segments).
 

@@ -11,9 +11,9 @@ import heapq
 import random
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
 
+from kvdoctor.frozen import frozen
 from kvdoctor.probe.plan import TIERS, PatternName
 
 FILL: Final = 0.85
@@ -22,7 +22,7 @@ BYTES_PER_TOKEN: Final = 131_072
 BLOCK_TOKENS: Final = 16
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Lengths:
     """Quantiles 0, 1/n, ... 1 of prompt and output tokens, and where they come from."""
 
@@ -66,7 +66,7 @@ def _quantile(marks: tuple[int, ...], share: float) -> int:
     return max(1, round(marks[low] + (marks[high] - marks[low]) * (place - low)))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Request:
     """A request of ``bytes`` that takes the pieces ``sizes`` (bytes each) at once."""
 
@@ -75,7 +75,7 @@ class Request:
     sizes: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Op:
     """``request`` comes (``take``) or goes."""
 

@@ -5,9 +5,9 @@ The plan is made from :class:`~kvdoctor.probe.driver.Survey` alone: no torch, no
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, Literal
 
+from kvdoctor.frozen import frozen
 from kvdoctor.probe.driver import MIB, PAGE, NoDevice, Survey
 
 GIB: Final = 1024 * MIB
@@ -26,7 +26,7 @@ PatternName = Literal["contiguous", "paged", "tiered"]
 PATTERNS: Final[tuple[PatternName, ...]] = ("contiguous", "paged", "tiered")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Options:
     """What the user chose. ``reserve`` None = the larger of 2 GiB and 10 % of the device; ``settings`` are allocator
     settings ("" = torch's defaults), each replayed in turn. Raises ValueError for what cannot work."""
@@ -61,7 +61,7 @@ def check_settings(text: str) -> None:
             raise ValueError("the allocator backend cannot be changed in a running process")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Step:
     """One line of the plan. ``bytes`` is the most the step holds at once, None = nothing or not known without a
     device.
@@ -72,7 +72,7 @@ class Step:
     bytes: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Plan:
     """Steps in order. ``limit``: most bytes the probe ever holds; ``refused``: why it will not start, as a sentence."""
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kvdoctor.engines import recognise
 from kvdoctor.engines.base import Engine, engines
+from kvdoctor.frozen import frozen
 from kvdoctor.parse import benchcsv, exposition, gpu, iterstats, kernel, sniff, torch_snapshot
 from kvdoctor.redact import documents, events, host, metrics
 from kvdoctor.redact.veil import Origins, Veil
@@ -30,6 +31,9 @@ _LABEL = {
     "models": "models", "command": "command",
 }  # fmt: skip
 _REASONS = (
+    ("no nvidia driver library", "no NVIDIA driver library there", "run on the GPU's host, or add nvidia-smi output"),
+    ("installed but not loaded", "the NVIDIA driver was not loaded", "modprobe nvidia, or look at dmesg"),
+    ("no gpu is visible", "no GPU was visible", "start the container with the GPUs passed in"),
     ("permission", "permission denied", "run as a user who may read it"),
     ("no such file", "not there", ""),
     ("not found", "not there", ""),
@@ -56,7 +60,7 @@ _HOST_VALUE = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Left:
     """A member that is not written, and why."""
 

@@ -16,6 +16,7 @@ from kvdoctor.parse.kernel import (
     ContainerState,
     KernelLog,
     Kube,
+    KubeEvent,
     MemInfo,
     OomKill,
     Pod,
@@ -334,8 +335,13 @@ def _pod(pod: Pod, veil: Veil) -> list[str]:
                 lines += _quantities(key, table)
     rows = [e for e in pod.events if _REASON.fullmatch(e.reason)]
     if rows:
-        lines += ["Events:", *(f"  {e.kind}  {e.reason}  {_age(e.age)}  node  left out" for e in rows)]
+        lines += ["Events:", *(f"  {e.kind}  {e.reason}  {_age(e.age)}  node  {_said(e)}" for e in rows)]
     return lines
+
+
+def _said(event: KubeEvent) -> str:
+    """Of an event's message only whether a failed liveness probe is the reason: it tells a kill from a lack of memory."""
+    return "failed liveness probe" if "liveness probe" in event.message.lower() else "left out"
 
 
 def _age(text: str) -> str:

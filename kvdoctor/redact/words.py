@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 
+from kvdoctor.engines._start_logs import TEMPLATES as COMMON_REFUSALS
 from kvdoctor.engines.base import CANONICAL_SETTINGS, COMMON_SERIES, engines
 from kvdoctor.parse.serverlog import GENERIC, LogTemplate
 
@@ -228,7 +229,7 @@ def _open_groups(pattern: str) -> frozenset[str]:
 @cache
 def templates() -> Mapping[str, LogTemplate]:
     """Every template of the engine tables, by id (equal ids of two tables are one and the same message)."""
-    found = {t.id: t for t in GENERIC}
+    found = {t.id: t for t in (*GENERIC, *COMMON_REFUSALS)}
     for engine in engines().values():
         found.update((t.id, t) for t in engine.templates)
     return found

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
+from kvdoctor.frozen import frozen
 from kvdoctor.report.markup import Markup, el, join
 from kvdoctor.report.words import clock
 
@@ -23,7 +23,7 @@ _LINE_HEIGHT = 13.0
 _STEPS_S = (0.1, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Line:
     """One series: points in the order of time, the name written beside its end, and the class that colours it."""
 
@@ -33,7 +33,7 @@ class Line:
     bars: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Mark:
     """A level drawn across the chart."""
 
@@ -42,7 +42,7 @@ class Mark:
     cls: str = "mark"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Event:
     """A moment drawn down the chart, by its number in the list of events."""
 

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from xml.etree import ElementTree
 
 from kvdoctor.facts import Known
 from kvdoctor.findings import SEVERITIES, Report, Verdict
-from kvdoctor.report.words import clean, label, of_fact
+from kvdoctor.frozen import frozen
+from kvdoctor.report.doubts import gap_words, held
+from kvdoctor.report.words import clean, comparison, condition, label
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Checked:
     """One snapshot's result: its name, its report (None: it could not be read), exit code, accepted findings."""
 
@@ -46,15 +47,10 @@ def _undecided(item: Checked) -> list[tuple[str, Verdict]]:
 
 
 def _seen(verdict: Verdict) -> str:
-    held = [e for e in verdict.evidence if e.outcome is True]
     parts = []
-    for seen in held[:4]:
-        value = (
-            of_fact(Known(seen.lo, seen.hi, seen.how or "measured", seen.span or "w", seen.source), seen.unit)
-            if seen.lo is not None and seen.hi is not None
-            else "?"
-        )
-        parts.append(f"{label(seen.fact)} {value} ({clean(seen.source)})")
+    for seen in held(verdict)[:4]:
+        where = f" ({clean(seen.source)})" if seen.source else ""
+        parts.append(f"{label(seen.fact)} {comparison(seen)[0]}{where}")
     return "; ".join(parts)
 
 
@@ -78,7 +74,7 @@ def text(items: Sequence[Checked]) -> str:
             )
         for target, verdict in _undecided(item):
             lines.append(
-                f"    unknown  {verdict.id:6} {verdict.rule}  would fire if {clean(verdict.would_fire_if)}  [{clean(target)}]"
+                f"    unknown  {verdict.id:6} {verdict.rule}  would fire if {condition(verdict.would_fire_if)}  [{clean(target)}]"
             )
     return "\n".join(lines) + "\n"
 
@@ -135,8 +131,8 @@ def _why_skipped(verdict: Verdict) -> str:
         return f"explained by {verdict.muted_by}"
     if verdict.state == "not_applicable":
         return "does not apply here"
-    missing = "; ".join(f"{m.fact}: {m.reason}" for m in verdict.missing[:3])
-    return f"cannot tell: {missing or verdict.would_fire_if}"
+    missing = "; ".join(gap_words(m.fact, m.reason) for m in verdict.missing[:3])
+    return f"cannot tell: {missing or condition(verdict.would_fire_if)}"
 
 
 def _escape(value: str, *, prop: bool = False) -> str:
@@ -166,7 +162,7 @@ def github(items: Sequence[Checked]) -> str:
             lines.append(f"::{_LEVEL[verdict.severity]} {where}title={title}::{body}")
         for _, verdict in _undecided(item):
             title = _escape(f"{verdict.id} {verdict.rule} could not be decided in {clean(item.name)}", prop=True)
-            lines.append(f"::notice title={title}::{_escape(clean('would fire if ' + verdict.would_fire_if))}")
+            lines.append(f"::notice title={title}::{_escape('would fire if ' + condition(verdict.would_fire_if))}")
     return "\n".join(lines) + ("\n" if lines else "")
 
 
@@ -195,7 +191,9 @@ def markdown(items: Sequence[Checked]) -> str:
                 f"- **{verdict.severity}** {verdict.id} {verdict.rule} ({_cell(target)}): {_cell(verdict.title)}. {_cell(_seen(verdict))}"
             )
         for _, verdict in doubts:
-            lines.append(f"- unknown: {verdict.id} {verdict.rule} would fire if {_cell(verdict.would_fire_if)}")
+            lines.append(
+                f"- unknown: {verdict.id} {verdict.rule} would fire if {_cell(condition(verdict.would_fire_if))}"
+            )
         for rule, why in item.accepted:
             lines.append(f"- accepted: {rule} ({_cell(why)})")
     return "\n".join(lines) + "\n"

@@ -24,8 +24,10 @@ def render(result: dict[str, object], facts: Sequence[tuple[str, str, Fact, Fact
     lines = [f"{_WORDS[str(result['verdict'])]}  {say}", ""]
     if facts:
         rows = [("", "fact", "before", "after", "")]
+        apart = result["verdict"] == "not-comparable"
         rows += [
-            (judged, label(name), of_fact(a, unit), of_fact(b, unit), why) for name, unit, a, b, judged, why in facts
+            ("-" if apart else judged, label(name), of_fact(a, unit), of_fact(b, unit), "" if apart else why)
+            for name, unit, a, b, judged, why in facts
         ]
         widths = [max(len(r[i]) for r in rows) for i in range(4)]
         for judged, name, before, after, why in rows:
@@ -38,7 +40,6 @@ def render(result: dict[str, object], facts: Sequence[tuple[str, str, Fact, Fact
     for key, words in (("gone", "Gone"), ("stayed", "Stayed"), ("new", "New")):
         if findings[key]:
             lines.append(f"{words}: {', '.join(findings[key])}")
-    for key, words in (("doubts", "Mind"), ("refusals", "Not comparable because")):
-        for item in result[key]:  # type: ignore[attr-defined]
-            lines.append(f"{words}: {item}")
+    # why two cannot be compared stands in the first line
+    lines += [f"Mind: {item}" for item in result["doubts"]]  # type: ignore[attr-defined]
     return "\n".join(lines).rstrip() + "\n"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from kvdoctor.facts import Known
-from kvdoctor.findings import SEVERITIES, Evidence, TargetReport, Verdict
-from kvdoctor.report.words import flow, label
+from kvdoctor.findings import SEVERITIES, Evidence, Missing, TargetReport, Verdict
+from kvdoctor.frozen import frozen
+from kvdoctor.report.words import flow, interval, label, unit_of
 
 FEW_EVENTS = 10
 FEW_REQUESTS = 30
@@ -64,7 +65,7 @@ def blind_spots(target: TargetReport) -> list[str]:
         out.append(f"Only {number:g} {noun if number != 1 else noun[:-1]} behind {name}.")
     gaps = [item for item in verdict.evidence if item.outcome is None]
     if gaps:
-        out.append(f"Not known: {listed((f'{label(g.fact)} ({flow(g.reason)})' for g in gaps), 1)}.")
+        out.append(f"Not known: {listed((gap_words(g.fact, g.reason) for g in gaps), 1)}.")
     raw = [label(item.fact) for item in seen if not item.calibrated]
     if raw:
         out.append(f"Limit not calibrated for {listed(raw, 2)}.")
@@ -83,7 +84,41 @@ def _few(item: Evidence) -> tuple[float, str, str] | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
+_WITHIN = re.compile(r"known only to lie between (\S+) and (\S+)")
+
+
+def reason_words(fact: str, reason: str) -> str:
+    """Why a fact is open, with the ends of a bound in its unit."""
+
+    def ends(match: re.Match[str]) -> str:
+        try:
+            low, high = float(match[1]), float(match[2])
+        except ValueError:
+            return match[0]
+        return f"known only to lie {interval(low, high, unit_of(fact))}"
+
+    return _WITHIN.sub(ends, flow(reason))
+
+
+def gap_words(fact: str, reason: str) -> str:
+    """``label (reason)``"""
+    why = reason_words(fact, reason)
+    return label(fact) + (f" ({why})" if why else "")
+
+
+def grouped_gaps(missing: Iterable[Missing]) -> list[str]:
+    """What is not known, facts with one reason together: ``a and b (why)``."""
+    by_reason: dict[str, list[str]] = {}
+    for gap in missing:
+        by_reason.setdefault(reason_words(gap.fact, gap.reason), []).append(label(gap.fact))
+    return [listed(names, 3) + (f" ({why})" if why else "") for why, names in by_reason.items()]
+
+
+_NO_WAY = "a measured value would decide it"
+"""What the rulebook says where nobody knows how to get a better value: no advice."""
+
+
+@frozen
 class Need:
     """One thing to supply: how, which facts it gives, how many rules wait for it."""
 
@@ -99,7 +134,7 @@ def needs(verdicts: Sequence[Verdict]) -> list[Need]:
     for verdict in verdicts:
         for gap in verdict.missing:
             hint = flow(gap.hint)
-            if hint:
+            if hint and hint != _NO_WAY:
                 facts.setdefault(hint, {})[gap.fact] = None
                 rules.setdefault(hint, set()).add(verdict.rule)
     found = [Need(hint, tuple(names), len(rules[hint])) for hint, names in facts.items()]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvdoctor.findings import Report, TargetReport, Window
-from kvdoctor.report.doubts import blind_spots, listed, needs, undecided
+from kvdoctor.findings import Report, TargetReport, Verdict, Window
+from kvdoctor.report.doubts import blind_spots, grouped_gaps, listed, needs, undecided
 from kvdoctor.report.marks import more, rank_style, rank_word, rule_words
 from kvdoctor.report.page import Page
 from kvdoctor.report.todo import already, turn
@@ -46,9 +46,11 @@ def summary(report: Report) -> list[tuple[str, str]]:
     if verdict.rule == "healthy":
         return out
     if verdict.advice_muted_by is not None:
-        muter = _name(target, verdict.advice_muted_by)
-        return [*out, ("Do", f"Nothing about its policy: {muter} holds, so it would not pay.")]
-    if verdict.cause and verdict.say:
+        muter = _found(target, verdict.advice_muted_by)
+        name = clean(verdict.advice_muted_by) + (f" ({flow(muter.title)})" if muter is not None else "")
+        instead = f"{flow(muter.say)} " if muter is not None and muter.say else ""
+        out.append(("Do", f"{instead}Tuning eviction or admission would not pay: {name} holds."))
+    elif verdict.cause and verdict.say:
         out.append(("Do", flow(verdict.say)))
     first = next((a for a in report.plan.levers if not already(a)), None)
     if first is not None:
@@ -71,7 +73,7 @@ def _undetermined(report: Report) -> list[tuple[str, str]]:
     text = ""
     if suspected:
         text = f"Suspected, not decided: {listed(suspected, 3)}. "
-    gaps = [f"{label(gap.fact)} ({flow(gap.reason)})" for gap in verdict.missing]
+    gaps = grouped_gaps(verdict.missing)
     shown = "; ".join(gaps[:MOST_GAPS]) + (f"; and {len(gaps) - MOST_GAPS} more" if len(gaps) > MOST_GAPS else "")
     out.append((why, f"{text}Not known: {shown}."))
     for number, need in enumerate(needs([verdict])[:MOST_GAPS]):
@@ -80,10 +82,16 @@ def _undetermined(report: Report) -> list[tuple[str, str]]:
     return out
 
 
-def _name(target: TargetReport, rule: str) -> str:
-    """A rule with its title, when it is among the findings."""
-    found = next((v for v in target.findings if v.rule == rule), None)
-    return clean(rule) if found is None else f"{clean(rule)} ({flow(found.title)})"
+def not_this(target: TargetReport) -> str:
+    """What the verdict is not; where another finding silences its advice, what that one is not."""
+    verdict = target.verdict
+    muter = _found(target, verdict.advice_muted_by) if verdict.advice_muted_by is not None else None
+    return flow(verdict.not_this if muter is None else muter.not_this)
+
+
+def _found(target: TargetReport, rule: str) -> Verdict | None:
+    """The finding of that name."""
+    return next((v for v in target.findings if v.rule == rule), None)
 
 
 def target_list(page: Page, report: Report, verbose: bool) -> None:

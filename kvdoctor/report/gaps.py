@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from kvdoctor.facts import Known
 from kvdoctor.findings import SourceNote, TargetReport
-from kvdoctor.report.doubts import held, listed, needs, undecided
+from kvdoctor.report.doubts import gap_words, held, listed, needs, undecided
 from kvdoctor.report.marks import more, rank_style
 from kvdoctor.report.page import Cell, Page
-from kvdoctor.report.words import clean, comparison, flow, how_word, label, of_fact, sentence, unit_of, value
+from kvdoctor.report.words import clean, comparison, condition, flow, how_word, label, of_fact, sentence, unit_of, value
 
 MOST_SUSPECTED = 3
 MOST_NEEDS = 1
@@ -41,12 +41,12 @@ def undecided_rules(page: Page, target: TargetReport, verbose: bool) -> None:
         holds = [f"{label(item.fact)} {' '.join(comparison(item))}".rstrip() for item in held(verdict)]
         if holds:
             page.flow([("holds: ", "dim"), (listed(holds, 99 if verbose else 2), "")], 4, 6)
-        gaps = [f"{label(gap.fact)} ({flow(gap.reason)})" for gap in verdict.missing]
+        gaps = [gap_words(gap.fact, gap.reason) for gap in verdict.missing]
         page.flow([("open: ", "dim"), (listed(gaps, 99 if verbose else 2), "")], 4, 6)
         for need in needs([verdict])[: None if verbose else 1]:
             page.flow([("to decide it: ", "dim"), (sentence(need.hint), "")], 4, 6)
         if verbose:
-            page.flow([("fires if: ", "dim"), (flow(verdict.would_fire_if), "")], 4, 6)
+            page.flow([("fires if: ", "dim"), (condition(verdict.would_fire_if), "")], 4, 6)
     more(page, len(suspected) - len(shown), "suspected rule")
     for muter, rest in aside.items():
         page.flow(
@@ -80,6 +80,7 @@ def source_lines(notes: Sequence[SourceNote], verbose: bool) -> list[tuple[bool,
     for (kind, status), members in groups.items():
         names = [clean(member.origin) for member in members]
         counted = [member.lines for member in members if member.lines is not None]
+        names = list(dict.fromkeys(names))
         if verbose or len(names) <= 2:
             which = ", ".join(names)
         else:

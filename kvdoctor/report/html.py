@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from kvdoctor.facts import SPANS, Fact, Known
 from kvdoctor.findings import Action, DeviceMemory, Evidence, Report, TargetReport, TimelineEntry, Verdict, WhatIf
 from kvdoctor.report.chart import Event, Line, Mark, chart, finite, share_bar, stack
-from kvdoctor.report.doubts import held, listed, needs, undecided
-from kvdoctor.report.first import summary, target_parts, window_words
+from kvdoctor.report.doubts import gap_words, held, listed, needs, undecided
+from kvdoctor.report.first import not_this, summary, target_parts, window_words
 from kvdoctor.report.gaps import source_lines
 from kvdoctor.report.marks import certainty, rank_word, rule_words
 from kvdoctor.report.markup import Markup, el, join, table
 from kvdoctor.report.style import sheet
-from kvdoctor.report.todo import CONCERNS, already, turn, watermarks
+from kvdoctor.report.todo import CONCERNS, already, turn, watermarks, without_flag
 from kvdoctor.report.words import (
     MISDIAGNOSES,
     clock,
@@ -76,7 +76,7 @@ def _sections(report: Report) -> list[tuple[str, str, Markup]]:
         ("time", "Time lines", _charts(report)),
         ("evidence", "Evidence", _evidence(target.verdict)),
         ("vitals", "Vitals", _vitals(target)),
-        ("not", "What it is not", el("p", flow(target.verdict.not_this)) if target.verdict.not_this else Markup()),
+        ("not", "What it is not", el("p", is_not) if (is_not := not_this(target)) else Markup()),
         ("plan", "What to turn", _plan(report)),
         ("whatif", "What if", _what_if(report.plan.what_if)),
         ("confirm", "Confirm it yourself", _commands(target.verdict)),
@@ -311,7 +311,7 @@ def _plan(report: Report) -> Markup:
 def _lever(action: Action, engine_known: bool) -> Markup:
     what = ""
     if action.flag is None and action.instead and engine_known:
-        what = f"{sentence(action.effect)[:-1]}: no flag for it in this version. Instead: "
+        what = without_flag(action)
     rest = []
     if not already(action):
         said = (
@@ -383,7 +383,7 @@ def _undecided(target: TargetReport) -> Markup:
     rows = []
     for verdict in suspected:
         holds = [f"{label(item.fact)} {' '.join(comparison(item))}".rstrip() for item in held(verdict)]
-        gaps = [f"{label(gap.fact)} ({flow(gap.reason)})" for gap in verdict.missing]
+        gaps = [gap_words(gap.fact, gap.reason) for gap in verdict.missing]
         ways = [sentence(need.hint) for need in needs([verdict])]
         said = (("Holds: ", listed(holds, 99)), ("Open: ", listed(gaps, 99)), ("To decide it: ", " ".join(ways)))
         rows.append(el("li", _named(verdict), *(el("div", name, words) for name, words in said if words)))

@@ -1,49 +1,43 @@
-"""A text page of fixed width: prose that hangs under its label, aligned columns, lines that are never wrapped."""
+"""A text page of fixed width: prose that hangs under its label, aligned columns, lines that are never wrapped.
+
+Written here and not by rich's console, which takes longer to load than the rest of a report takes to make.
+"""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 
-if TYPE_CHECKING:
-    from rich.text import Text
+from rich.cells import cell_len, chop_cells
 
 Cell = tuple[str, str]
 """A text and its style."""
 
 NARROWEST = 40
 
+_SGR = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
+_WORD = re.compile(r"\s*\S+\s*")
+
 
 class Page:
-    """Lines are written in order; ``str(page)`` is the page. No text is ever read as markup."""
+    """Lines are written in order; ``str(page)`` is the page. No text is ever read as markup.
+
+    A style is any of bold, dim, red, green, yellow, blue and cyan, separated by blanks; '' is none.
+    """
 
     def __init__(self, width: int, color: bool) -> None:
-        from rich.console import Console
-
         self.width = max(width, NARROWEST)
         self._least = max(self.width // 4, 20)
         self._color = color
-        self._out = io.StringIO()
-        self._console = Console(
-            file=self._out,
-            width=self.width,
-            color_system="standard" if color else None,
-            force_terminal=color,
-            no_color=not color,
-            markup=False,
-            emoji=False,
-            highlight=False,
-            legacy_windows=False,
-            _environ={},
-        )
+        self._lines: list[str] = []
 
     def __str__(self) -> str:
-        return self._out.getvalue()
+        return "".join([f"{line}\n" for line in self._lines])
 
     def blank(self) -> None:
         """An empty line."""
-        self._out.write("\n")
+        self._lines.append("")
 
     def rule(self, style: str = "") -> None:
         """A line across the page."""
@@ -56,23 +50,24 @@ class Page:
 
     def raw(self, line: str, style: str = "") -> None:
         """One line that is never wrapped, so that it can be copied."""
-        from rich.text import Text
-
-        self._line(Text(line, style=style))
+        self._line([(line, style)])
 
     def flow(self, cells: Sequence[Cell], indent: int = 0, hang: int | None = None) -> None:
         """Wrapped prose; the first line starts at ``indent``, the others at ``hang`` (same as ``indent`` when None)."""
-        from rich.text import Text
-
         rest = indent if hang is None else hang
         # room for a text even where a deep indent meets a narrow page
         most = self.width - self._least
         indent, rest = min(indent, most), min(rest, most)
-        body = Text(" " * indent)
-        for text, style in cells:
-            body.append(text, style=style or None)
-        for number, line in enumerate(self._wrapped(body, rest)):
-            self._line(Text(" " * rest if number else "").append_text(line))
+        body = [(" " * indent, ""), *cells]
+        plain = "".join([text for text, _ in body])
+        end = next(_breaks(plain, self.width), len(plain))
+        self._line(_cut(body, 0, end))
+        # the blanks at the break belong to neither line
+        start = len(plain) - len(plain[end:].lstrip(" "))
+        stops = [start + at for at in _breaks(plain[start:], self.width - rest)]
+        for begin, stop in pairwise((start, *stops, len(plain))):
+            if begin < stop:
+                self._line([(" " * rest, ""), *_cut(body, begin, stop)])
 
     def labelled(self, label: str, text: str, style: str = "", at: int = 8) -> None:
         """``label`` in bold and the text beside it, hanging at column ``at``."""
@@ -83,8 +78,6 @@ class Page:
 
         On a page too narrow for them a row is prose. The last column takes what is left; where that is too little for its text it goes on a line of its own.
         """
-        from rich.cells import cell_len
-
         if not rows:
             return
         fixed = max(len(row) for row in rows) - 1
@@ -116,21 +109,44 @@ class Page:
             else:
                 self.flow(_trimmed([*cells, last]), indent, start)
 
-    def _wrapped(self, body: Text, rest: int) -> list[Text]:
-        """Lines of ``body``: the first as wide as the page, the following narrower by ``rest``."""
-        first = body.wrap(self._console, self.width)
-        if len(first) <= 1:
-            return list(first)
-        head = first[0]
-        tail = body[len(head.plain) :]
-        # the space at the break belongs to neither line
-        plain = tail.plain
-        tail = tail[len(plain) - len(plain.lstrip(" ")) :]
-        return [head, *tail.wrap(self._console, self.width - rest)]
+    def _line(self, cells: Iterable[Cell]) -> None:
+        kept = _trimmed(list(cells))
+        if kept:
+            kept[-1] = (kept[-1][0].rstrip(), kept[-1][1])
+        self._lines.append("".join([self._styled(text, style) for text, style in kept]))
 
-    def _line(self, text: Text) -> None:
-        text.rstrip()
-        self._console.print(text, no_wrap=True, overflow="ignore", crop=False, soft_wrap=True)
+    def _styled(self, text: str, style: str) -> str:
+        if not self._color or not style or not text:
+            return text
+        return f"\x1b[{';'.join([_SGR[word] for word in style.split()])}m{text}\x1b[0m"
+
+
+def _breaks(text: str, width: int) -> Iterator[int]:
+    """Where lines of ``width`` columns begin in a text (but the first): at words; a word longer than a line is cut."""
+    column = 0
+    for found in _WORD.finditer(text):
+        word, start = found.group(), found.start()
+        length = cell_len(word.rstrip())
+        if length <= width - column:
+            column += cell_len(word)
+        elif length > width:
+            pieces = chop_cells(word, width)
+            for piece in pieces:
+                if start:
+                    yield start
+                start += len(piece)
+            column = cell_len(pieces[-1])
+        elif start:
+            yield start
+            column = cell_len(word)
+
+
+def _cut(cells: Iterable[Cell], start: int, end: int) -> Iterator[Cell]:
+    """The cells between two offsets of their joined text."""
+    at = 0
+    for text, style in cells:
+        yield text[max(start - at, 0) : max(end - at, 0)], style
+        at += len(text)
 
 
 def _trimmed(cells: list[Cell]) -> list[Cell]:

@@ -49,7 +49,7 @@ def page(rule: Rule) -> str:
             "Only while the pool is under pressure: full at some sample, or somebody was preempted, retracted or paused.",
         ]
     if rule.min_events is not None:
-        out += ["", f"Needs at least {rule.min_events.value:g} of {label(rule.min_events.fact)}."]
+        out += ["", f"Floor: below {rule.min_events.value:g} ({label(rule.min_events.fact)}) it says nothing."]
     if rule.thresholds:
         out += ["", "| threshold | value | calibrated | why |", "| --- | --- | --- | --- |"]
         for name, limit in sorted(rule.thresholds.items()):
@@ -99,7 +99,7 @@ def page(rule: Rule) -> str:
             f"For {body.alert.duration}." if body.alert.duration else f"Not exported: {body.alert.why_not}.",
         ]
     out += ["", "## Examples", "", "| example | answer |", "| --- | --- |"]
-    out += [f"| {example.name} | {example.expect} |" for example in body.examples]
+    out += [f"| {example.name} | {example.expect} |" for example in rule.examples]
     if rule.refs:
         out += ["", "## References", ""]
         out += [f"- {ref}" for ref in rule.refs]

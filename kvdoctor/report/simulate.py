@@ -6,7 +6,8 @@ import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from kvdoctor.frozen import frozen
 
 SCHEMA = "kvdoctor.simulate/1"
 
@@ -32,7 +33,7 @@ COLUMNS = (
 _BARS = " ▁▂▃▄▅▆▇█"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Run:
     """One policy on one server: means over the seeds, (lowest, highest) per figure, and the first seed over time.
 
@@ -48,7 +49,7 @@ class Run:
     timeline: tuple[tuple[float, float, int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Allocation:
     """What the load cost under one allocator. Shares are 0..1, None where there was nothing to take them from."""
 
@@ -61,7 +62,7 @@ class Allocation:
     peak_share: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Simulation:
     """Everything ``simulate`` says. ``observed``: what the capture counted, None for a trace or a seed."""
 
@@ -173,7 +174,14 @@ def _table(runs: Sequence[Run]) -> list[str]:
         lines.append("".join(cells))
     if any(run.seeds > 1 for run in runs):
         lines.append(f"means over {max(run.seeds for run in runs)} seeds; good %: lowest and highest seed in brackets")
-    lines.append("tok %, time %: recomputed share of all computed tokens, of busy time")
+    near = [(run, run.figures.get("near_done"), run.figures["preemptions"]) for run in runs]
+    shares = [f"{_label(run)} {done / hits:.0%}" for run, done, hits in near if done is not None and hits]
+    if shares:
+        lines.append(f"victims that were nearly done: {', '.join(shares)}")
+    lines.append(
+        "tok %, time %: recomputed share of all computed tokens, of busy time; evicted: preemptions; >=2x: requests"
+    )
+    lines.append("preempted twice or more; times in seconds; stall: longest gap between two tokens of a request")
     return lines
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from kvdoctor.frozen import frozen
 
 SCHEMA = "kvdoctor.size/1"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Sizing:
     """Sizes on one GPU in bytes, lengths in tokens; None is unknown and ``unknown`` says why.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvdoctor.findings import Report
-from kvdoctor.report.first import headline, target_line, target_list
+from kvdoctor.report.first import headline, not_this, target_line, target_list
 from kvdoctor.report.gaps import known_facts, silent_rules, sources, undecided_rules
 from kvdoctor.report.page import Page
 from kvdoctor.report.seen import evidence, memory, timeline, vitals
@@ -27,9 +27,9 @@ def render(report: Report, *, width: int = 100, color: bool = False, verbose: bo
     target_line(page, target)
     vitals(page, target, verbose)
     evidence(page, target.verdict, verbose)
-    if target.verdict.not_this:
+    if is_not := not_this(target):
         page.heading("What it is not")
-        page.flow([(flow(target.verdict.not_this), "")], 2)
+        page.flow([(is_not, "")], 2)
     actions(page, report, verbose)
     confirm(page, target.verdict)
     other_findings(page, target)

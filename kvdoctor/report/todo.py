@@ -8,7 +8,7 @@ from kvdoctor.findings import Action, Report, TargetReport, Verdict, WhatIf
 from kvdoctor.report.doubts import listed
 from kvdoctor.report.marks import certainty, rank_style
 from kvdoctor.report.page import Cell, Page
-from kvdoctor.report.words import clean, ended, flow, how_word, interval, sentence, setting, spelled, value
+from kvdoctor.report.words import clean, ended, flow, how_word, interval, sentence, setting, span, spelled, value
 
 CONCERNS = ("critical", "high", "medium", "low")
 _PRESSURE = (2, 3, 4)
@@ -31,7 +31,11 @@ def turn(action: Action) -> str:
     now = setting(action.start) if action.start is not None else ""
     if already(action):
         return f"{flag}: {now}; as it should be, make sure that nothing changes it"
-    if action.to is None:
+    if action.to is not None and flag.endswith(("=" + action.to, " " + action.to)):
+        return f"set {flag}" + (f" ({now})" if now else "")
+    if "'{" in flag:
+        step = "as in this example"
+    elif action.to is None:
         step = f"{_VERBS.get(action.direction, action.direction)} it"
     elif action.to in ("on", "off"):
         step = f"switch {action.to}"
@@ -39,7 +43,22 @@ def turn(action: Action) -> str:
         return f"{flag}: from {now[4:]} to {flow(action.to)}"
     else:
         step = f"set to {flow(action.to)}"
-    return f"{flag}: {step}" + (f" ({now})" if now else "")
+    return f"{flag}: {_aside(step, now)}"
+
+
+def _aside(step: str, now: str) -> str:
+    """``step (now)``; brackets never stand in brackets or side by side."""
+    if not now:
+        return step
+    now = now.replace(" (", ", ").replace(")", "")
+    return f"{step[:-1]}; {now})" if step.endswith(")") else f"{step} ({now})"
+
+
+def without_flag(action: Action) -> str:
+    """What is to be turned, in front of the way to do it; says that a flag is missing only where an engine could have one."""
+    what = sentence(action.effect)[:-1]
+    outside = action.lever.startswith(("topo.", "client.", "host.", "engine."))
+    return f"{what}: " if outside else f"{what} (no flag for it in this version): "
 
 
 def actions(page: Page, report: Report, verbose: bool) -> None:
@@ -55,11 +74,8 @@ def actions(page: Page, report: Report, verbose: bool) -> None:
         head = f"{number}. "
         if action.flag is None:
             # an engine nobody recognised has no version to lack the flag
-            what = sentence(action.effect)[:-1] if action.instead and report.main.engine is not None else ""
-            page.flow(
-                [(head, "bold"), (f"{what}: no flag for it in this version. Instead: " if what else "", ""), (turn(action), "bold")],
-                2, 5,
-            )  # fmt: skip
+            what = without_flag(action) if action.instead and report.main.engine is not None else ""
+            page.flow([(head, "bold"), (what, ""), (turn(action), "bold")], 2, 5)
         else:
             page.flow([(head, "bold"), (turn(action), "bold")], 2, 5)
         if already(action) and not verbose:
@@ -187,12 +203,12 @@ def what_if(page: Page, runs: Sequence[WhatIf] | None) -> None:
     """A row for each replayed alternative."""
     if not runs:
         return
-    page.heading("What if", "the same load, replayed")
+    page.heading("What if", "the same load, replayed; redone: share of busy time spent recomputing")
     rows: list[list[Cell]] = [
-        [("", ""), ("goodput", "dim"), ("", ""), ("TTFT P99", "dim"), ("stall P99", "dim"), ("time recomputing", "dim")]
-    ]
+        [("", ""), ("goodput", "dim"), ("spread", "dim"), ("TTFT P99", "dim"), ("stall P99", "dim"), ("redone", "dim")]
+    ]  # fmt: skip
     for run in runs:
-        spread = interval(run.lo, run.hi, "1") if run.lo != run.hi else ""
+        spread = span(run.lo, run.hi, "1") if run.lo != run.hi else ""
         rows.append(
             [
                 (clean(run.name), ""),
@@ -200,7 +216,7 @@ def what_if(page: Page, runs: Sequence[WhatIf] | None) -> None:
                 (spread, "dim"),
                 (value(run.ttft_p99_s, "s"), ""),
                 (value(run.stall_p99_s, "s"), ""),
-                (value(run.recompute_time_share, "1"), ""),
+                (value(run.recompute_time_share, "1", 2), ""),
             ]
         )
     page.columns(rows, right=(1, 3, 4))

@@ -68,6 +68,9 @@ LABELS: Mapping[str, str] = {
     "kv.usage_last": "KV pool usage at the end",
     "kv.usage_max": "peak KV pool usage",
     "kv.usage_mean": "mean KV pool usage",
+    "kv.idle_usage": "pool in use while nothing runs",
+    "kv.reserved_idle": "part of the booked pool that stays empty",
+    "kv.per_slot": "each slot owns its part of the pool",
     "kv.full_share": "share of samples with a full pool",
     "kv.pressure": "KV pressure (pool full or somebody preempted)",
     "kv.evictable_share": "reusable share of the pool",
@@ -194,6 +197,8 @@ LABELS: Mapping[str, str] = {
     "host.rss_slope": "growth of resident memory per second",
     "host.rss_growth": "growth of resident memory",
     "host.rss_steps_up": "samples in which resident memory rose",
+    "host.rss_samples": "samples of resident memory",
+    "host.rss_window_s": "time over which resident memory was sampled",
     "host.cgroup_usage": "container memory in use",
     "host.file_cache_share": "file cache in the container's memory",
     "host.cpu_busy": "cores used by the busiest engine process",
@@ -465,4 +470,27 @@ def clock(t: float) -> str:
 def spelled(check: str, verdict: Verdict) -> str:
     """How to verify, with the numbers of the rule's thresholds in place of their names, as far as the evidence tells them."""
     numbers = {e.threshold_name: value(e.threshold, e.unit) for e in verdict.evidence if e.threshold is not None}
-    return relabel(_THRESHOLD.sub(lambda m: numbers.get(m[1], m[0]), flow(check)))
+    return condition(_THRESHOLD.sub(lambda m: numbers.get(m[1], m[0]), flow(check)))
+
+
+_COMPARED = re.compile(
+    r"\b(?P<fact>[a-z]+\.[a-z][a-z0-9_]*) (?P<op><=|>=|==|!=|<|>) "
+    r"(?P<limit>-?\d[\d.]*(?:e[+-]?\d+)?(?![\w.]| ?%)|\"[a-z_]+\"|true|false)(?: \((?P<unit>[\w/]+)\))?"
+)
+
+
+def condition(expression: str) -> str:
+    """A condition over facts for a person: labels, limits in the unit of the fact, ``none`` for nothing."""
+
+    def one(match: re.Match[str]) -> str:
+        name, op, limit = label(match["fact"]), match["op"], match["limit"]
+        if limit in ("true", "false"):
+            return f"{name}: {'yes' if (limit == 'true') == (op == '==') else 'no'}"
+        if limit.startswith('"'):
+            return f"{name}{': ' if op == '==' else ' is not '}{limit[1:-1]}"
+        number = float(limit)
+        if op == "==" and number == 0:
+            return f"{name}: none"
+        return f"{name} {op if op != '==' else '='} {value(number, match['unit'] or unit_of(match['fact']))}"
+
+    return relabel(_COMPARED.sub(one, flow(expression)))

@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import date, datetime
 from fnmatch import fnmatchcase
 
 from kvdoctor.facts import suggest
+from kvdoctor.frozen import frozen
 from kvdoctor.rulebook.config import ConfigError
 from kvdoctor.rulebook.rule import Rule
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Accepted:
     """One accepted finding (the rule's name)."""
 
@@ -32,7 +32,7 @@ class Accepted:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Baseline:
     """Accepted findings that still hold, and what has to be said about the file."""
 

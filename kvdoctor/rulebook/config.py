@@ -22,6 +22,7 @@ from typing import Any
 
 from kvdoctor.facts import suggest
 from kvdoctor.findings import SEVERITIES
+from kvdoctor.frozen import frozen
 from kvdoctor.rulebook.expr import did_you_mean
 from kvdoctor.rulebook.rule import Rule, line_of
 
@@ -45,7 +46,7 @@ class ConfigError(ValueError):
         self.message = message
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Change:
     """One changed threshold, before it is known whether the rule exists. ``rule`` is an id or a name."""
 
@@ -55,7 +56,7 @@ class Change:
     origin: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Mute:
     """A rule the user does not want to hear of until a day, and why."""
 

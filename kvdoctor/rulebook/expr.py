@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 from kvdoctor.facts import FACTS, Fact, Known, Unknown, Value, suggest, widest_span, worst_how
 from kvdoctor.findings import Evidence, Missing
+from kvdoctor.frozen import frozen
 from kvdoctor.rulebook.units import ONE, ZERO, Unit, agree, product, quotient, unit_of
 
 FALSE, UNDECIDED, SINCE_START, TRUE = 0, 1, 2, 3
@@ -77,7 +78,7 @@ class ExprError(ValueError):
         self.column = column
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Threshold:
     """A named number of a rule. ``origin`` is ``rule`` or the place where the user changed it."""
 
@@ -90,28 +91,28 @@ class Threshold:
     origin: str = "rule"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Number:
     """The literal 0 or 1."""
 
     value: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FactRef:
     """A fact by name."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ThresholdRef:
     """A threshold by name."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Arithmetic:
     """``left op right`` with op one of ``+ - * /``."""
 
@@ -123,7 +124,7 @@ class Arithmetic:
 Operand = Number | FactRef | ThresholdRef | Arithmetic
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Comparison:
     """One comparison, boolean fact or ``known()``: a leaf of the tree, ``index`` in reading order.
 
@@ -152,7 +153,7 @@ class Comparison:
         return f"{left} {self.op} {right}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Group:
     """``and`` or ``or`` over two or more parts."""
 
@@ -682,7 +683,7 @@ def fold(node: Node, codes: Sequence[int]) -> int:
 # ---------------------------------------------------------------------------------------------- public
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Condition:
     """A compiled truth expression. ``text`` is what the rule's author wrote."""
 
@@ -707,7 +708,7 @@ class Condition:
         return Bound(self, thresholds)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Result:
     """The full answer: ``evidence[i]`` and ``codes[i]`` belong to comparison i; nothing is left out by short-circuit.
 
@@ -773,7 +774,7 @@ class Bound:
         return Result(code, codes, evidence, tuple(missing.values()), _open(root, codes, evidence))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Quantity:
     """A compiled value expression (the ``to`` of a lever)."""
 

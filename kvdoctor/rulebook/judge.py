@@ -35,6 +35,9 @@ REPLAY_RULES = ("KV500", "KV913")
 """Decided by a replay they say what would help, not what is wrong; they stand behind families 2 to 4 and exclude each other."""
 GENERAL_VERDICTS = ("KV900", "KV904")
 """The boundaries of stage 8 that may stand in for ``healthy``."""
+QUIET = "KV900"
+QUIET_SAMPLES = 4
+"""From how many samples on KV900 may be the verdict where preemptions are not counted: a log of half a minute and more."""
 COMPANION = "KV808"
 """Goes with a verdict, never is one."""
 HEALTH_FACTS = (("kv.usage_last", "kv.usage_max"), ("preempt.count",), ("req.waiting",))
@@ -49,7 +52,7 @@ class _Program:
     ``gate`` names a necessary condition that other rules share, ``gate_test`` tests it; without one they are '' and None.
     """
 
-    __slots__ = ("_briefs", "_parts", "absent", "clear", "gate", "gate_test", "rule", "scope")
+    __slots__ = ("_applies", "_briefs", "_parts", "absent", "clear", "gate", "gate_test", "rule", "scope")
 
     def __init__(self, rule: Rule, scope: Scope) -> None:
         self.rule = rule
@@ -58,12 +61,14 @@ class _Program:
         self.clear = _blank(rule, "clear")
         self._briefs: dict[tuple[State, int], Verdict] = {}
         self._parts: tuple[tuple[Bound, ...], Bound, Bound | None] | None = None
+        self._applies: Bound | None = None
         self.gate = ""
         self.gate_test: Test | None = None
         if rule.gated and scope == "target":
             self.gate, self.gate_test = _first(_GATE)
         elif (applies := rule.conditions(scope)[0]) is not None:
-            self.gate, self.gate_test = _first(applies.bind(rule.thresholds))
+            self._applies = rule.bound(applies)
+            self.gate, self.gate_test = _first(self._applies)
 
     def _compiled(self) -> tuple[tuple[Bound, ...], Bound, Bound | None]:
         if self._parts is None:
@@ -71,14 +76,14 @@ class _Program:
             applies, when = rule.conditions(scope)
             needed = [_GATE] if rule.gated and scope == "target" else []
             if applies is not None:
-                needed.append(applies.bind(rule.thresholds))
+                needed.append(self._applies or rule.bound(applies))
             floor: Bound | None = None
             # a rule with its own condition for groups is not bound to the floor of its targets
             if rule.min_events is not None and (scope == "target" or rule.group_when is None):
                 limit = Threshold("min_events", rule.min_events.value, "count", calibrated=True, why="a floor")
                 text = f"{rule.min_events.fact} >= thresholds.min_events"
                 floor = parse_condition(text, {"min_events": "count"}).bind({"min_events": limit})
-            self._parts = (tuple(needed), when.bind(rule.thresholds), floor)
+            self._parts = (tuple(needed), rule.bound(when), floor)
         return self._parts
 
     def code(self, facts: Facts) -> tuple[int, State]:
@@ -371,10 +376,27 @@ def choose(verdicts: Sequence[Verdict], facts: FactSet) -> Verdict:
     ]
     looked, gaps = _health(facts)
     gaps.extend(_too_few(facts))
+    general = [v for v in fired if v.id in GENERAL_VERDICTS]
     if not doubts and not gaps:
-        general = [v for v in fired if v.id in GENERAL_VERDICTS]
         return min(general, key=_rank) if general else _healthy(looked)
+    if not doubts and {g.fact for g in gaps} == {"preempt.count"} and _seen_quiet(general, facts):
+        return min(general, key=_rank)
     return _undetermined(doubts, gaps)
+
+
+def _seen_quiet(general: Sequence[Verdict], facts: FactSet) -> bool:
+    """No counter of preemptions, but a pool that kept room at every one of several samples while nobody waited.
+
+    A preempted request waits and its pool was full: neither was seen. Logs that print no preemptions tell no more.
+    """
+    samples = facts["target.samples"]
+    return (
+        any(v.id == QUIET for v in general)
+        and isinstance(facts["preempt.count"], Unknown)
+        and isinstance(samples, Known)
+        and not isinstance(samples.lo, str)
+        and samples.lo >= QUIET_SAMPLES
+    )
 
 
 def _health(facts: FactSet) -> tuple[list[tuple[str, Known]], list[Missing]]:

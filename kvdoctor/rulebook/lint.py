@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from kvdoctor.facts import FACTS, LEVERS, FactSet, suggest
 from kvdoctor.findings import Verdict
+from kvdoctor.frozen import frozen
 from kvdoctor.policy import Policy, PolicyError
 from kvdoctor.rulebook.expr import FALSE, TRUE, did_you_mean, fold
 from kvdoctor.rulebook.judge import BOUNDARY_STAGES, Judge
@@ -45,7 +45,7 @@ _TOPICS = ("metrics", "log", "gpu", "kernel", "host")
 """First words of the engine tables' commands; a test of the tables knows the rest."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Problem:
     """One thing wrong with a rule file."""
 
@@ -190,13 +190,13 @@ def _texts(rule: Rule) -> Iterator[Problem]:
 def _examples(rule: Rule) -> list[Problem]:
     judge = Judge([rule])
     problems: list[Problem] = []
-    for example in rule.body.examples:
+    for example in rule.examples:
         verdict = judge.explain(rule.name, FactSet(dict(example.facts)), scope=example.scope)
         for message in _differs(example, verdict):
             problems.append(Problem(rule.file, example.line, f"examples: {example.name}", message))
     levels: tuple[Scope, ...] = rule.scopes if rule.group_when is not None else rule.scopes[:1]
     for scope in levels:
-        own = [example for example in rule.body.examples if example.scope == scope]
+        own = [example for example in rule.examples if example.scope == scope]
         if not any(example.expect == "fires" for example in own):
             problems.append(_at(rule, "examples", f"no example of a {scope} that fires"))
         problems.extend(_near_misses(rule, scope, own))

@@ -1,8 +1,8 @@
 """A rule is a TOML file: read, checked, compiled.
 
 The top of the file (identity, relations, expression texts) is read when a rule is loaded. The thresholds and the part that
-explains (``explain``, ``fix``, ``confirm``, ``alert``, ``examples``) of a shipped rule are read when they are first asked for; a
-user's rule is read and compiled completely at once, so that a mistake is reported before anything is judged.
+explains (``explain``, ``fix``, ``confirm``, ``alert``) of a shipped rule are read when they are first asked for, and so are its
+``examples``; a user's rule is read and compiled completely at once, so that a mistake is reported before anything is judged.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from typing import Any, Literal, NoReturn, cast, get_args
 
 from kvdoctor.facts import FACTS, HOW_RANK, SPANS, Fact, How, Known, Span, Unknown, suggest
 from kvdoctor.findings import CONFIDENCES, SEVERITIES, Confidence, Severity, State
+from kvdoctor.frozen import frozen
 from kvdoctor.rulebook.expr import (
+    Bound,
     Condition,
     ExprError,
     Quantity,
@@ -85,7 +87,7 @@ class RuleError(ValueError):
         self.message = message
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MinEvents:
     """A floor: ``fact`` Known and below ``value`` (a count) makes the rule clear."""
 
@@ -93,7 +95,7 @@ class MinEvents:
     value: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Lever:
     """One lever the fix turns; ``to`` is an expression (up, down), literal text (set) or None."""
 
@@ -104,7 +106,7 @@ class Lever:
     quantity: Quantity | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Check:
     """How to see that the fix worked: ``expect`` should be true some time ``after``."""
 
@@ -113,7 +115,7 @@ class Check:
     condition: Condition
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Alert:
     """How the rule becomes an alert: a duration such as ``5m``, or why it cannot become one."""
 
@@ -121,7 +123,7 @@ class Alert:
     why_not: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Example:
     """Facts and the state they must lead to; ``missing`` names exactly the facts that would decide it."""
 
@@ -134,7 +136,7 @@ class Example:
     line: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Body:
     """The part of a rule that explains it."""
 
@@ -146,7 +148,6 @@ class Body:
     checks: tuple[Check, ...]
     confirm: tuple[str, ...]
     alert: Alert | None
-    examples: tuple[Example, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,7 +180,7 @@ class Rule:
     min_events: MinEvents | None = None
     shipped: bool = False
     changes: Mapping[str, tuple[float, str]] = field(default_factory=dict)
-    pieces: tuple[str, str] | None = field(default=None, repr=False)
+    pieces: tuple[str, str, str] | None = field(default=None, repr=False)
 
     @cached_property
     def thresholds(self) -> Mapping[str, Threshold]:
@@ -211,6 +212,10 @@ class Rule:
             return self.applies_condition, self.when_condition
         return self._group_conditions
 
+    def bound(self, condition: Condition) -> Bound:
+        """A condition of this rule with its thresholds, ready to be evaluated."""
+        return condition.bind(self.thresholds if condition.thresholds else {})
+
     @cached_property
     def _group_conditions(self) -> tuple[Condition | None, Condition]:
         assert self.group_when is not None
@@ -222,8 +227,13 @@ class Rule:
 
     @cached_property
     def body(self) -> Body:
-        """Explanation, fix, confirm commands, alert and examples. Raises :class:`RuleError` when they are malformed."""
+        """Explanation, fix, confirm commands and alert. Raises :class:`RuleError` when they are malformed."""
         return _body(self)
+
+    @cached_property
+    def examples(self) -> tuple[Example, ...]:
+        """The rule's own examples. Raises :class:`RuleError` when they are malformed."""
+        return _examples(self)
 
     def with_thresholds(self, changes: Mapping[str, tuple[float, str]]) -> Rule:
         """A copy with threshold values replaced: name -> (value, origin)."""
@@ -235,7 +245,9 @@ class Rule:
 
     def _condition(self, key: str, text: str, *, allow_known: bool = False) -> Condition:
         try:
-            return parse_condition(text, self.units, allow_known=allow_known)
+            # the table of thresholds is read for those who name one
+            units = self.units if "thresholds" in text else {}
+            return parse_condition(text, units, allow_known=allow_known)
         except ExprError as error:
             raise expression_error(self.file, self.text, key, error) from None
 
@@ -355,24 +367,24 @@ class _Table:
         return out
 
 
-_SECTION = re.compile(r"^\[\[?[ \t]*([A-Za-z_-]+)", re.MULTILINE)
+_SECTION = re.compile(r"\n\[\[?[ \t]*([A-Za-z_-]+)")
 
 
-def _split(text: str) -> tuple[str, str, str] | None:
-    """``(what identifies and decides, [thresholds], what explains)``.
+def _split(text: str) -> tuple[str, str, str, str] | None:
+    """``(what identifies and decides, [thresholds], what explains, [[examples]])``.
 
     None when a section header might stand inside a multi-line text.
     """
-    starts = [(match.start(), match.group(1)) for match in _SECTION.finditer(text)]
+    starts = [(match.start() + 1, match.group(1)) for match in _SECTION.finditer(text)]
     edges = [*(start for start, _ in starts), len(text)]
-    out = {"head": [text[: edges[0]]], "thresholds": [], "body": []}
+    out = {"head": [text[: edges[0]]], "thresholds": [], "body": [], "examples": []}
     for index, (start, name) in enumerate(starts):
-        part = "head" if name == "group" else name if name == "thresholds" else "body"
+        part = "head" if name == "group" else name if name in out else "body"
         out[part].append(text[start : edges[index + 1]])
     pieces = ["".join(parts) for parts in out.values()]
     if any(piece.count('"""') % 2 or piece.count("'''") % 2 for piece in pieces):
         return None
-    return pieces[0], pieces[1], pieces[2]
+    return pieces[0], pieces[1], pieces[2], pieces[3]
 
 
 def _toml(file: str, text: str, whole: str) -> dict[str, Any]:
@@ -455,6 +467,7 @@ def compile_rule(rule: Rule) -> None:
     for scope in rule.scopes:
         rule.conditions(scope)
     assert rule.body is not None
+    assert rule.examples is not None
 
 
 def _scopes(top: _Table) -> tuple[Scope, ...]:
@@ -513,8 +526,12 @@ def _body(rule: Rule) -> Body:
         checks=tuple(_check(rule, table) for table in fix.tables("check", _lines(rule.text, "fix.check"))),
         confirm=confirm.strings("run"),
         alert=_alert(top),
-        examples=tuple(_example(rule, table) for table in top.tables("examples", _lines(rule.text, "examples"))),
     )
+
+
+def _examples(rule: Rule) -> tuple[Example, ...]:
+    top = _Table(rule.file, rule.text, _toml(rule.file, rule.pieces[2] if rule.pieces else rule.text, rule.text), ())
+    return tuple(_example(rule, table) for table in top.tables("examples", _lines(rule.text, "examples")))
 
 
 def _lines(text: str, name: str) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from kvdoctor.frozen import frozen
 
 _PLAIN = ("1", "ratio", "count")
 _DIMS: dict[str, tuple[int, int, int]] = {
@@ -18,7 +18,7 @@ NUMERIC_UNITS: tuple[str, ...] = (*_PLAIN, *_DIMS)
 _WORDS = {"1": "a fraction (1)", "ratio": "a ratio", "count": "a count"}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Unit:
     """Exponents of token, byte and second; without any of them, the plain units it may stand for.
 

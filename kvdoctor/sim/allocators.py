@@ -22,6 +22,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
 
+from kvdoctor.frozen import frozen
+
 MIB: Final = 1 << 20
 TIERS_MIB: Final = (64, 256, 1024)
 TIERS: Final = tuple(size * MIB for size in TIERS_MIB)
@@ -34,7 +36,7 @@ TABLE_ENTRY: Final = 4
 Kind = Literal["paged", "tiered", "first_fit", "best_fit", "buddy"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Grant:
     """Memory handed out: ``granted >= requested`` bytes. ``parts`` is the model's own description of the blocks."""
 
@@ -331,7 +333,7 @@ def make(
     return makers[kind]()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Event:
     """``size`` bytes asked by ``ident`` at time ``t`` (seconds), or given back when ``size`` is 0."""
 
@@ -340,7 +342,7 @@ class Event:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Moment:
     """A pool at one time. ``external`` None = nothing is free; ``internal`` None = nothing is granted."""
 
@@ -360,7 +362,7 @@ class Moment:
         return 1 - self.largest_fit / self.free if self.free else None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FalseFailure:
     """A request refused while at least its size was free."""
 
@@ -372,7 +374,7 @@ class FalseFailure:
     used_share: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Replay:
     """What one model made of one list of events. ``refused`` counts all refusals, ``false_refused`` the false ones."""
 
@@ -443,7 +445,7 @@ def replay(pool: Allocator, events: Iterable[Event], *, every: int = 1) -> Repla
     return Replay(pool.capacity, asked, refused, false_refused, first, peak, tuple(moments))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BlockSize:
     """One row of the block-size sweep.
 
@@ -484,7 +486,7 @@ class _Entry:
     pins: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CacheStats:
     """Counters since the start; ``hit_share`` None before the first lookup."""
 

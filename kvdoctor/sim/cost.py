@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from kvdoctor.frozen import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CostModel:
     """Seconds per step and per token; ``assumed`` lists in words every constant that was not measured."""
 

@@ -6,7 +6,8 @@ Every formula counts all layers and both K and V, for one GPU. Sizes are bytes, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from kvdoctor.frozen import frozen
 
 DTYPE_BYTES: Mapping[str, float] = {
     "auto": 2,
@@ -31,7 +32,7 @@ DTYPE_BYTES: Mapping[str, float] = {
 """Bytes per stored element; q8_0 and q4_0 carry one 2-byte scale per 32 values, nvfp4 one fp8 scale per 16."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class KvSize:
     """KV bytes on one GPU.
 

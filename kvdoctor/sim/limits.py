@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from kvdoctor.frozen import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GrowthReserve:
     """Admission by expected growth (SGLang): free tokens must cover the newcomer's whole output and ``ratio`` of what
     the running ones may still add. The ratio falls by one step per decode and jumps up after a retraction.
@@ -36,7 +36,7 @@ class GrowthReserve:
         return (self.initial - self.floor) / self.decay_steps
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Limits:
     """Batch limits and habits of the engine. Defaults are vLLM's.
 

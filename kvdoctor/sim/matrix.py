@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from kvdoctor.frozen import frozen
 from kvdoctor.policy import Policy, PolicyError
 
 from .allocators import Kind, Replay, make, sequence_events
@@ -27,7 +28,7 @@ SWEEPS = {
 MOST_STEPS = 200
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Variant:
     """A policy with its name; ``max_running`` replaces the server's limit on running sequences."""
 
@@ -61,7 +62,7 @@ def sweep(text: str, base: Policy) -> list[Variant]:
     return [Variant(f"{name}={step:g}", base.patch({key: step})) for step in steps]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Task:
     """One replay to run."""
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from kvdoctor.frozen import frozen
 from kvdoctor.policy import Policy
 
 from .cost import CostModel
@@ -18,7 +18,7 @@ WATERMARKS = (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.10)
 """Free shares that the watermark search tries."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Spread:
     """A figure over seeds: lowest, mean, highest."""
 
@@ -27,7 +27,7 @@ class Spread:
     hi: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Cell:
     """One configuration replayed on every load: the results in the order of the loads."""
 
@@ -52,7 +52,7 @@ class Cell:
         return spread.mean
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Bench:
     """The server that is replayed: pool of one GPU, step costs, limits, clients of a closed loop, what counts as good."""
 
@@ -108,7 +108,7 @@ def what_if_cells(loads: Sequence[Workload], now: Policy, fixed: Policy, bench: 
     return {cell.name: cell for cell in cells}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WatermarkChoice:
     """The free share to keep at admission for a load: the best, the range that is as good within the seeds' spread."""
 

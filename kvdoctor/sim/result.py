@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+
+from kvdoctor.frozen import frozen
 
 from .victims import Candidate
 
@@ -116,7 +118,7 @@ class EngineRecord:
             self.peak_blocks = after
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Goal:
     """What counts as good: first token within ``ttft_s`` and no gap between tokens above ``stall_s``. Seconds."""
 
@@ -124,7 +126,7 @@ class Goal:
     stall_s: float = 2.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Result:
     """Figures of one replay. Times are seconds, shares 0..1; None where there was nothing to take a figure from."""
 
@@ -180,7 +182,7 @@ class Result:
 
     def figures(self) -> dict[str, int | float | None]:
         """The single figures by name, without the per-request columns: a row of a table."""
-        names = (name for name in self.__slots__ if name not in _COLUMNS)
+        names = (one.name for one in fields(self) if one.name not in _COLUMNS)
         return {name: getattr(self, name) for name in names}
 
 

@@ -11,10 +11,12 @@ import json
 import math
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
+
+from kvdoctor.frozen import frozen
 
 MAX_LENGTH = 16_000_000
 """Longest prompt or output that is believed; anything above is a broken trace."""
@@ -27,7 +29,7 @@ class TraceError(ValueError):
     """A trace that cannot be replayed: names the file, the line and what is wrong with it."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Request:
     """One request. ``max_tokens`` is the client's limit (at least ``output_tokens``).
 
@@ -57,7 +59,7 @@ class Request:
         return None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Workload:
     """Requests in order of arrival, the name of their source, what was assumed, and (from a file) their lines."""
 
@@ -224,7 +226,7 @@ GENERATORS = {"chat": chat, "reasoning": reasoning, "short": short, "size-mix": 
 # --- from rates and histograms ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Histogram:
     """Counts per bucket: ``edges[i]`` is the upper bound of bucket i (the last may be infinite), not cumulative."""
 

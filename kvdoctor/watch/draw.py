@@ -15,6 +15,7 @@ from rich.cells import cell_len, set_cell_size
 
 from kvdoctor.facts import Fact, Known, Unknown
 from kvdoctor.findings import DeviceMemory, TargetReport, Verdict
+from kvdoctor.frozen import frozen
 from kvdoctor.report.marks import certainty, rank_word
 from kvdoctor.report.words import clean, flow, size, span, value
 from kvdoctor.watch.rows import Row, fullest, largest, total
@@ -94,7 +95,7 @@ def board(frame: Frame | None, ui: Ui, width: int, height: int) -> list[Line]:
     return _fit(out, width, height)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Block:
     """A part of the board: its rank (0 first), the lines it wants, at ``most`` when there is room left, and at ``least`` if any."""
 

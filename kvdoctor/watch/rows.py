@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from kvdoctor.frozen import frozen
+
 SAME_START_S = 2.0
 HISTORY = 600
 
@@ -31,7 +33,7 @@ class Glance(Protocol):
     def values(self) -> Mapping[str, Mapping[tuple[str, str], _Reading]]: ...
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Row:
     """One rank of one server now. Usage is a fraction, rates are per second; None: not known."""
 

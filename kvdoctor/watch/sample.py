@@ -5,15 +5,15 @@ from __future__ import annotations
 import threading
 import time as _time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
+from kvdoctor.frozen import frozen
 from kvdoctor.snapshot import Member, Missing
 
 JUMP_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Page:
     """A page of ``server`` (the same word for every page of one server): metrics, or what else it tells at each sample."""
 
@@ -21,7 +21,7 @@ class Page:
     member: Member
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LogBytes:
     """What a log gained since the sample before, in whole lines."""
 
@@ -29,7 +29,7 @@ class LogBytes:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Sample:
     """Everything read at ``time`` (epoch seconds).
 

@@ -12,11 +12,12 @@ import threading
 import zlib
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from io import BytesIO
 
 from kvdoctor.facts import Fact, Known, Unknown
 from kvdoctor.findings import Report, TargetReport
+from kvdoctor.frozen import frozen
 from kvdoctor.pipeline import Options, Sliding
 from kvdoctor.rulebook.rule import Rule
 from kvdoctor.snapshot import Member, Missing, Snapshot
@@ -38,7 +39,7 @@ EVENTS = 200
 METRICS = "exposition"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Event:
     """Something that happened; ``grave``: worth a colour."""
 
@@ -47,7 +48,7 @@ class Event:
     grave: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Frame:
     """Everything there is to show at one instant.
 
