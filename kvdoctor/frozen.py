@@ -28,7 +28,6 @@ def frozen(cls: type[T]) -> type[T]:
         cls.__doc__ = cls.__name__  # or the standard library works out a signature to put there
     own = cls.__dict__
     made: Any = dataclass(init=False, repr=False, eq=False, slots=True)(cls)
-    made.__dataclass_params__.frozen = True
     rows = fields(made)
     compared = tuple(row.name for row in rows if row.compare)
     values = _values(compared)

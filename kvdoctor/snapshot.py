@@ -419,7 +419,8 @@ class _Budgeted:
 
     def read(self, size: int) -> bytes:
         """The next bytes."""
-        data = self._stream.read(min(size, self._left + 1))
+        # read1: what lies before the damage of a cut archive is not lost
+        data = self._stream.read1(min(size, self._left + 1))  # type: ignore[attr-defined]
         self._left -= len(data)
         if self._left < 0:
             raise _OverBudget
@@ -458,7 +459,10 @@ def _read_tar(raw: BinaryIO, origin: str) -> Snapshot:
                 if content is None:
                     continue
                 most = min(MAX_MEMBER_BYTES, budget)
-                data = content.read(most)
+                kept = io.BytesIO()
+                while kept.tell() < most and (block := content.read(min(1 << 20, most - kept.tell()))):
+                    kept.write(block)
+                data = kept.getvalue()
                 cut = info.size > len(data)
                 if cut:
                     warnings.append(f"{label}: {name} is larger than the byte budget: cut")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -95,6 +96,20 @@ def test_the_rule_engine_never_names_an_engine() -> None:
         assert not [w for w in words if w in code], path.name
 
 
+def test_every_command_of_the_overview_loads_and_has_a_line_that_fits() -> None:
+    from typer.main import get_command
+
+    from kvdoctor.cli.main import GROUPS, app
+
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    purposes = {name: purpose for names in GROUPS.values() for name, purpose in names.items()}
+    assert set(commands) == set(purposes)
+    for name, purpose in purposes.items():
+        assert commands[name].name == name
+        assert commands[name].help
+        assert len(purpose) <= 80 - len("  diagnose  ") - 2
+
+
 HEAVY = ("pandas", "numpy", "requests", "textual", "torch", "pynvml", "numba", "pydantic", "rich.console")
 
 
@@ -109,7 +124,42 @@ def test_help_loads_nothing_heavy(argv: list[str]) -> None:
     assert done.stderr.strip() == "[]"
 
 
-def test_a_sample_diagnosis_needs_no_table_library() -> None:
+# what a plain diagnosis of metrics pages has no use for: parsers of other files, the simulator, the console of rich
+UNUSED = (
+    "pandas",
+    "numpy",
+    "requests",
+    "textual",
+    "torch",
+    "numba",
+    "rich.console",
+    "tarfile",
+    "kvdoctor.sim",
+    "kvdoctor.whatif",
+    "kvdoctor.parse.gpu",
+    "kvdoctor.parse.kernel",
+    "kvdoctor.parse.oom",
+    "kvdoctor.parse.torch_snapshot",
+    "kvdoctor.parse.benchcsv",
+)
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_a_diagnosis_loads_only_what_it_needs(format: str, tmp_path: Path) -> None:
+    for page in (PACKAGE.parent / "samples" / "vllm-healthy").glob("metrics_*.prom"):
+        shutil.copy(page, tmp_path)
+    code = (
+        f"import sys; sys.argv = ['kvdoctor', 'diagnose', {str(tmp_path)!r}, '--what-if', 'none', '--format', {format!r}]\n"
+        "from kvdoctor.cli import run\ntry:\n    run()\nexcept SystemExit:\n    pass\n"
+        f"print([m for m in {UNUSED!r} if m in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.returncode == 0
+    assert "vllm" in done.stdout.lower()
+    assert done.stderr.strip() == "[]"
+
+
+def test_a_diagnosis_that_replays_needs_no_table_library() -> None:
     code = (
         "import sys; sys.argv = ['kvdoctor', 'diagnose', 'sample:vllm-healthy', '--format', 'json']\n"
         "from kvdoctor.cli import run\ntry:\n    run()\nexcept SystemExit:\n    pass\n"

@@ -34,7 +34,7 @@ def run() -> None:
     except MemoryError:
         sys.stderr.write("kvdoctor: not enough memory for this input; give fewer or smaller files\n")
         sys.exit(EXIT_USAGE)
-    except Exception as error:  # a fault of kvdoctor must not look like a finding (1), nor hide where it lies
+    except Exception as error:  # noqa: BLE001 - a fault of kvdoctor must not look like a finding (1), nor hide where it lies
         sys.stderr.write(
             f"kvdoctor: a fault of kvdoctor itself ({type(error).__name__}: {str(error)[:200]}, at {_place(error)}); "
             "please report this line; to find the file it stumbles over, give the files one by one\n"
@@ -48,9 +48,9 @@ def run() -> None:
 def _streams() -> None:
     """Output that was closed (``>&-``) goes nowhere; a character the terminal's encoding lacks is written as its escape."""
     if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - open as long as the process
     if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - open as long as the process
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

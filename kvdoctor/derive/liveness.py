@@ -30,7 +30,7 @@ def add(view: View, host: HostReadings) -> None:
     for rank in view.rank_names:
         _overbooked(view, rank)
         _idle(view, rank)
-    for name in ("kv.overbooked_tokens", "kv.idle_usage"):
+    for name in ("kv.overbooked_tokens", "kv.idle_held"):
         parts = {r: f[name] for r, f in view.ranks.items() if name in f}
         if parts:
             view.facts.set(name, combine(TABLE[name].combine or "max", parts))
@@ -126,18 +126,16 @@ def _idle(view: View, rank: str) -> None:
     engine = view.target.engine
     if engine is None or engine.usage_counts_reusable or engine.name in ("llamacpp", "ollama"):
         return
+    seen = [s for s in samples(view, rank) if s.usage is not None and s.running is not None and s.waiting is not None]
+    if not seen:
+        return
+    held = (0.0, seen[-1].source)
     kept: list[tuple[float, str]] = []
-    worst: tuple[float, str] | None = None
-    for s in samples(view, rank):
-        if s.usage is None or s.running != 0 or s.waiting != 0:
-            kept = []
-            continue
-        kept.append((s.usage, s.source))
+    for s in seen:
+        kept = [*kept, (s.usage, s.source)] if s.usage is not None and s.running == 0 and s.waiting == 0 else []
         if len(kept) >= IDLE_SAMPLES:
-            least = min(kept[-IDLE_SAMPLES:])
-            worst = least if worst is None or least > worst else worst
-    if worst is not None:
-        view.rank(rank).set("kv.idle_usage", measured(worst[0], "w", worst[1]))
+            held = max(held, min(kept[-IDLE_SAMPLES:]))
+    view.rank(rank).set("kv.idle_held", measured(held[0], "w", held[1]))
 
 
 def _overbooked(view: View, rank: str) -> None:

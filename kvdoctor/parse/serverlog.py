@@ -516,21 +516,35 @@ class Kind:
     group: _Newest | None = None
 
 
+_Sized = Mapping[int, Set[bytes]]
+
+
+@functools.lru_cache(maxsize=32)
+def _pieces(shapes: frozenset[bytes]) -> tuple[tuple[bytes, ...], _Sized, _Sized]:
+    """(shapes that no shorter one is part of; beginnings; ends, both by length) - the same for every log of an engine."""
+    ordered = sorted(shapes, key=lambda shape: (len(shape), shape))
+    needles: list[bytes] = []
+    for shape in ordered:
+        if not any(short in shape for short in needles):
+            needles.append(shape)
+    stems: dict[int, set[bytes]] = {}
+    rests: dict[int, set[bytes]] = {}
+    for shape in ordered:
+        for end in range(_SHORTEST_STEM, len(shape)):
+            stems.setdefault(end, set()).add(shape[:end])
+        for start in range(1, len(shape) - _SHORTEST_STEM):
+            rests.setdefault(len(shape) - start, set()).add(shape[start:])
+    return tuple(needles), stems, rests
+
+
 class Matcher:
     """Templates ready to run over lines. Shapes of lines are judged once; patterns run only where a literal is."""
 
     def __init__(self, templates: Sequence[LogTemplate]) -> None:
         self.compiled = [_compile(t) for t in templates]
         self._oom = [(literal.encode(), line_shape(literal.encode())) for literal in OOM_LITERALS]
-        shapes = sorted({line_shape(t.literal.encode()) for t in templates} | {s for _, s in self._oom}, key=len)
-        self.needles: list[bytes] = []
-        for shape in shapes:
-            if not any(short in shape for short in self.needles):
-                self.needles.append(shape)
-        stems = {shape[:end] for shape in shapes for end in range(_SHORTEST_STEM, len(shape))}
-        rests = {shape[start:] for shape in shapes for start in range(1, len(shape) - _SHORTEST_STEM)}
-        self._stems = {size: {s for s in stems if len(s) == size} for size in {len(s) for s in stems}}
-        self._rests = {size: {s for s in rests if len(s) == size} for size in {len(s) for s in rests}}
+        shapes = frozenset({line_shape(t.literal.encode()) for t in templates} | {s for _, s in self._oom})
+        self.needles, self._stems, self._rests = _pieces(shapes)
         self._kinds: dict[tuple[tuple[int, ...], bool], Kind] = {}
         self.first_half = Kind(tuple(self.compiled), (), False, True)
         self.second_half = Kind((), (), False, True)

@@ -68,7 +68,7 @@ LABELS: Mapping[str, str] = {
     "kv.usage_last": "KV pool usage at the end",
     "kv.usage_max": "peak KV pool usage",
     "kv.usage_mean": "mean KV pool usage",
-    "kv.idle_usage": "pool in use while nothing runs",
+    "kv.idle_held": "pool that stays in use while nothing runs",
     "kv.reserved_idle": "part of the booked pool that stays empty",
     "kv.per_slot": "each slot owns its part of the pool",
     "kv.full_share": "share of samples with a full pool",
