@@ -1,14 +1,15 @@
 """How fast a 1 MB metrics body is read, side by side with prometheus_client (which is the reader to beat, by 10x).
 
-Run: ``python -m benchmarks.exposition``. Prints CPU seconds of the best of several rounds; both readers run in turn in
+Run: ``python -m benchmarks.exposition``. Prints CPU milliseconds of the best of several rounds; both readers run in turn in
 one process, so a noisy machine hits both.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+from benchmarks.measure import Row, table
 from kvdoctor.parse.exposition import Exposition, parse
 
 TARGET_BYTES = 1_000_000
@@ -49,7 +50,8 @@ def cpu_seconds(work: Callable[[], object], rounds: int = ROUNDS) -> float:
     return best
 
 
-def main() -> None:
+def rows() -> Iterator[Row]:
+    """Both readers on one body."""
     from prometheus_client.parser import text_string_to_metric_families
 
     text = body()
@@ -59,11 +61,13 @@ def main() -> None:
     samples = sum(len(family) for family in ours.by_name.values())
     mine = cpu_seconds(lambda: parse(text))
     other = cpu_seconds(lambda: list(text_string_to_metric_families(text)), rounds=3)
-    print(f"{len(text) / 1e6:.2f} MB, {samples} samples")
-    print(f"kvdoctor           {mine * 1e3:8.1f} ms")
-    print(f"prometheus_client  {other * 1e3:8.1f} ms")
-    print(f"ratio              {other / mine:8.1f} x (goal: 10)")
+    yield Row(
+        f"exposition of {len(text) / 1e6:.2f} MB, {samples} samples",
+        ">= 10 x prometheus_client",
+        f"{mine * 1e3:.1f} ms against {other * 1e3:.0f} ms, {other / mine:.1f} x",
+        other >= 10 * mine,
+    )
 
 
 if __name__ == "__main__":
-    main()
+    print(table(rows()))

@@ -75,8 +75,12 @@ def main(hours: float) -> None:
         for target in frame.report.targets:
             findings.update(v.rule for v in target.findings if v.muted_by is None and v.severity != "info")
     preempted = demo.ranks[0].engine.record.preemptions
-    print(f"{hours:g} h: {int(hours * 3600)} samples, {judged} diagnoses, {sum(findings.values())} findings {dict(findings)}")
-    print(f"said: {dict(said)}; fullest {peak:.0%} of the pool, {preempted} preemptions; {time.process_time() - began:.0f} s CPU")
+    print(
+        f"{hours:g} h: {int(hours * 3600)} samples, {judged} diagnoses, {sum(findings.values())} findings {dict(findings)}"
+    )
+    print(
+        f"said: {dict(said)}; fullest {peak:.0%} of the pool, {preempted} preemptions; {time.process_time() - began:.0f} s CPU"
+    )
 
 
 if __name__ == "__main__":

@@ -10,9 +10,10 @@ import random
 import re
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from benchmarks.measure import Row, table
 from kvdoctor.facts import FACTS, FactSet, Unknown, measured
 from kvdoctor.rulebook.judge import Judge, choose, settle
 from kvdoctor.rulebook.rule import load_rules, rules_dir
@@ -72,28 +73,27 @@ def fleet(count: int, *, thrashing: float) -> list[FactSet]:
     return out
 
 
-def main() -> None:
-    """Print the table."""
+def rows() -> Iterator[Row]:
+    """Loading, compiling, judging."""
     with tempfile.TemporaryDirectory() as name:
         folder = copies(Path(name), FILES)
         loading = cpu_ms(lambda: load_rules(base=folder))
         rules = load_rules(base=folder)[:RULES]
     first = cpu_ms(lambda: Judge(rules).judge(FactSet()))
-    print(f"{'part':<58}{'ms':>8}  goal")
-    print(f"{f'load {FILES} rule files':<58}{loading:>8.1f}  15")
-    print(f"{f'compile {len(rules)} loaded rules and judge one target':<58}{first:>8.1f}")
+    yield Row(f"load {FILES} rule files", "<= 15 ms", f"{loading:.1f} ms", loading <= 15)
+    yield Row(f"compile {len(rules)} loaded rules and judge one target", "", f"{first:.1f} ms")
     for share, text in ((0.0, "quiet"), (0.05, "5 % thrashing"), (1.0, "all thrashing")):
         targets = fleet(TARGETS, thrashing=share)
         judge = Judge(rules)
         spent = cpu_ms(lambda judge=judge, targets=targets: [judge.judge(facts, brief=True) for facts in targets])  # type: ignore[misc]
-        print(f"{f'judge {len(rules)} rules x {TARGETS} targets, {text}':<58}{spent:>8.1f}  50")
+        yield Row(f"{len(rules)} rules x {TARGETS:,} targets, {text}", "<= 50 ms", f"{spent:.1f} ms", spent <= 50)
         whole = cpu_ms(
             lambda judge=judge, targets=targets: [  # type: ignore[misc]
                 choose(settle(judge.judge(facts, brief=True), judge.rules), facts) for facts in targets
             ]
         )
-        print(f"{'  with mutes and the choice of the one verdict':<58}{whole:>8.1f}")
+        yield Row("the same with mutes and the choice of the one verdict", "", f"{whole:.1f} ms")
 
 
 if __name__ == "__main__":
-    main()
+    print(table(rows()))

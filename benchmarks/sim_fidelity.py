@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.measure import Row
 from kvdoctor.policy import Policy
 from kvdoctor.sim import CostModel, GrowthReserve, Limits, Request, Result, Workload, preset_cost, read_trace, simulate
 
@@ -135,6 +136,34 @@ def main(seeds: int = 40) -> None:
     print(f"retracted requests: real {RETRACTED}, simulated {got.evicted}")
     print(
         f"recomputed tokens: real 1493, simulated {got.recompute_tokens}; prefill: real 6167, simulated {got.prefill_tokens}"
+    )
+
+
+def rows(seeds: int = 40) -> Iterator[Row]:
+    """Counts of the real runs beside the simulated ones."""
+    own = [(count, own_run(free, seqs), share) for free, seqs, count, share, *_ in OWN_RUNS]
+    off = max(abs(got.preemptions / count - 1) for count, got, _ in own)
+    apart = max(abs(got.recompute_token_share - share) for _, got, share in own)
+    yield Row(
+        f"preemptions of own runs ({' / '.join(str(count) for count, *_ in own)})",
+        "within 30 %, recompute share within 5 points",
+        f"{' / '.join(str(got.preemptions) for _, got, _ in own)}: within {off:.0%}, {100 * apart:.1f} points",
+        off <= 0.30 and apart <= 0.05,
+    )
+    means = [(count, statistics.fmean(run.preemptions for run in published_run(free, seeds))) for free, count, _ in PUBLISHED]  # fmt: skip
+    worst = max(abs(mean / count - 1) for count, mean in means)
+    yield Row(
+        f"preemptions of vLLM PR 44594 ({' / '.join(str(count) for count, _ in means)})",
+        "within 20 %",
+        f"{' / '.join(f'{mean:.0f}' for _, mean in means)}, mean of {seeds} loads: within {worst:.0%}",
+        worst <= 0.20,
+    )
+    got = retraction_run()
+    yield Row(
+        f"requests SGLang retracted ({', '.join(map(str, RETRACTED))})",
+        "the same",
+        ", ".join(map(str, got.evicted)),
+        tuple(got.evicted) == RETRACTED,
     )
 
 

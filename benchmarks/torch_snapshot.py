@@ -8,6 +8,7 @@ allocations.
 
 from __future__ import annotations
 
+import json
 import pickle
 import random
 import resource
@@ -15,9 +16,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.measure import Row, table
 from kvdoctor.parse import torch_snapshot
 
 MIB = 1 << 20
@@ -96,49 +99,55 @@ def peak_kib() -> int:
 
 
 def measure(path: Path) -> None:
-    """One read in this process; prints CPU seconds of both processes and the peak memory of each."""
+    """One read in this process; prints CPU seconds of both processes and the peak memory of each, as JSON."""
     before = peak_kib()
-    self_cpu, child_cpu, wall = cpu(resource.RUSAGE_SELF), cpu(resource.RUSAGE_CHILDREN), time.perf_counter()
+    self_cpu, child_cpu = cpu(resource.RUSAGE_SELF), cpu(resource.RUSAGE_CHILDREN)
     snapshot = torch_snapshot.load(path)
-    wall = time.perf_counter() - wall
     if isinstance(snapshot, torch_snapshot.Refused):
         raise SystemExit(snapshot.say)
     reading = (cpu(resource.RUSAGE_SELF) - self_cpu, cpu(resource.RUSAGE_CHILDREN) - child_cpu)
-    start = time.perf_counter()
+    start = time.process_time()
     torch_snapshot.analyse(snapshot)
-    analysing = time.perf_counter() - start
-    start = time.perf_counter()
     torch_snapshot.timeline(snapshot)
-    history = time.perf_counter() - start
+    judging = time.process_time() - start
     peak = peak_kib()
     child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     blocks = sum(len(segment.blocks) for segment in snapshot.segments)
     entries = sum(len(item.actions) for item in snapshot.histories)
-    print(
-        f"file {path.stat().st_size / 1e6:.1f} MB: {len(snapshot.segments)} segments, {blocks} blocks, "
-        f"{entries} history entries"
-    )
-    print(f"load      {wall:.2f} s wall, CPU {reading[0]:.2f} s here + {reading[1]:.2f} s in the child")
-    print(f"analyse   {analysing:.2f} s")
-    print(f"timeline  {history:.2f} s")
-    print(f"memory    {peak / 1024:.0f} MB here ({before / 1024:.0f} MB at start), {child / 1024:.0f} MB in the child")
+    found = {"here": reading[0], "child": reading[1], "judging": judging, "blocks": blocks, "entries": entries}
+    print(json.dumps({**found, "before": before, "peak": peak, "child_peak": child}))
 
 
-def main() -> None:
-    if len(sys.argv) > 2 and sys.argv[1] == "--measure":
-        measure(Path(sys.argv[2]))
-        return
-    megabytes = float(sys.argv[1]) if len(sys.argv) > 1 else 9.0
+def rows(megabytes: float = 9.0) -> Iterator[Row]:
+    """A made file read in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "snapshot.pickle"
         path.write_bytes(pickle.dumps(make(megabytes)))
         start = time.process_time()
         with path.open("rb") as file:
             pickle.load(file)
-        print(f"bare pickle.load {time.process_time() - start:.2f} s CPU")
+        bare = time.process_time() - start
         # a fresh process, so that making the file does not count as memory of the reader
-        subprocess.run([sys.executable, "-m", "benchmarks.torch_snapshot", "--measure", str(path)], check=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.torch_snapshot", "--measure", str(path)],
+            check=True,
+            stdout=subprocess.PIPE,
+        )
+        found = json.loads(done.stdout)
+        size = path.stat().st_size / 1e6
+    spent = found["here"] + found["child"]
+    highest = max(found["peak"], found["child_peak"]) / 1024
+    yield Row(
+        f"torch memory snapshot of {size:.1f} MB ({found['blocks']} blocks, {found['entries']} history entries)",
+        "<= .5 s, <= 200 MB",
+        f"{spent:.2f} s ({found['child']:.2f} s in the child; bare pickle.load {bare:.2f} s), {highest:.0f} MB",
+        spent <= 0.5 and highest <= 200,
+    )
+    yield Row("its analysis and history", "", f"{found['judging']:.2f} s")
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["--measure"]:
+        measure(Path(sys.argv[2]))
+    else:
+        print(table(rows(*map(float, sys.argv[1:2]))))

@@ -10,6 +10,7 @@ pseudo-terminal of 120 x 40. Processor time is user and system time of the watch
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -20,8 +21,11 @@ import sys
 import termios
 import threading
 import time
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+from benchmarks.measure import Row
 
 SERVERS = 8
 START_S = 15.0
@@ -102,8 +106,8 @@ def _resident(pid: int | str) -> float:
     raise AssertionError("no VmRSS")
 
 
-def live(seconds: float) -> None:
-    """The watch on a terminal against eight servers."""
+def live(seconds: float) -> tuple[float, float]:
+    """The watch on a terminal against eight servers: its share of a core, and its memory in MB at the end."""
     with subprocess.Popen(
         [sys.executable, "-m", "benchmarks.watch", "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as servers:
@@ -122,14 +126,28 @@ def live(seconds: float) -> None:
             print(f"after {START_S:.0f} s: {_resident(watch.pid):.1f} MB")
             drawn = _drain(master, seconds)
             share = (_seconds(watch.pid) - used) / (time.monotonic() - began)
+            memory = _resident(watch.pid)
             print(
-                f"{SERVERS} servers, 1 Hz, {seconds:.0f} s: {share:.2%} of a core, {_resident(watch.pid):.1f} MB, "
+                f"{SERVERS} servers, 1 Hz, {seconds:.0f} s: {share:.2%} of a core, {memory:.1f} MB, "
                 f"{drawn / seconds / 1000:.1f} kB/s to the terminal"
             )
             os.write(master, b"q")
             _drain(master, 2.0)
         os.close(master)
         servers.stdin.close()
+    return share, memory
+
+
+def rows(seconds: float = 30.0) -> Iterator[Row]:
+    """The live part, short."""
+    with contextlib.redirect_stdout(sys.stderr):
+        share, memory = live(seconds)
+    yield Row(
+        f"watch of {SERVERS} servers at 1 Hz, {seconds:.0f} s",
+        "<= 3 % of a core, <= 80 MB",
+        f"{share:.1%}, {memory:.0f} MB",
+        share <= 0.03 and memory <= 80,
+    )
 
 
 def _drain(master: int, seconds: float) -> int:

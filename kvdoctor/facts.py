@@ -930,6 +930,13 @@ _ROWS = (
         "throughput of the later run / of the earlier one (or benchmark row against row)",
     ),
     _f("group.running_ratio", "ratio", "x", "w", "most running requests, later run / earlier run"),
+    _f(
+        "group.sweep_rate_drop",
+        "1",
+        "x",
+        "w",
+        "concurrency sweep: throughput at the highest load below the best row without preemptions",
+    ),
     _f("group.usage_max", "1", "x", "w", "largest KV usage of the two runs"),
     _f("group.tp_ratio", "ratio", "x", "c", "tensor parallel size: larger / smaller of two runs of one model"),
     _f(

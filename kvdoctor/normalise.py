@@ -698,7 +698,7 @@ def _servers(
                 )
             del servers[identity]
     out: list[tuple[list[Scrape], Engine | None, list[SourceNote], int]] = []
-    for group in servers.values():
+    for group in [part for group in servers.values() for part in _apart(group)]:
         runs: list[list[_Page]] = []
         for page in sorted(group, key=_page_order):
             home = next((r for r in runs if _same_process(r[-1][0], page[0])), None)
@@ -719,6 +719,27 @@ def _servers(
                 "no difference is taken across a restart"
             )
     return out
+
+
+def _apart(group: list[_Page]) -> list[list[_Page]]:
+    """Replicas of one model scraped into one folder: one server has no two pages of the same instant.
+
+    They are told apart by what stands in their names before the time, where that makes every part's instants different.
+    """
+    if not _repeats(group):
+        return [group]
+    parts: dict[str, list[_Page]] = {}
+    for page in group:
+        parts.setdefault(_BEFORE_TIME.sub("", page[0].origin), []).append(page)
+    return [group] if any(_repeats(part) for part in parts.values()) else list(parts.values())
+
+
+_BEFORE_TIME = re.compile(r"[0-9]{9,13}(?:\.[0-9]{1,9})?(?:\.[a-z]{1,8}){0,2}$")
+
+
+def _repeats(group: list[_Page]) -> bool:
+    times = [page[0].time for page in group if page[0].time is not None]
+    return len(times) != len(set(times))
 
 
 def _place(origin: str) -> str:

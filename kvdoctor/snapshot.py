@@ -15,7 +15,8 @@ import os
 import re
 import stat
 import time as _time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
@@ -614,24 +615,37 @@ def manifest_for(snapshot: Snapshot, tool: str) -> dict[str, object]:
     }
 
 
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path to write to, which becomes ``path`` in one step when all is written, so nobody meets half a file.
+
+    A device, a pipe or a link (/dev/null, /dev/stdout) is written to as it is: to replace it would take it from everybody.
+    Raises OSError, and leaves an old file as it was.
+    """
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        yield path
+        return
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def write_archive(snapshot: Snapshot, path: Path, tool: str) -> int:
     """Write a ``.tar.gz`` atomically (temporary file in the same folder, then rename); returns its size in bytes."""
     import tarfile
 
     manifest = json.dumps(manifest_for(snapshot, tool), indent=1, ensure_ascii=False).encode("utf-8", "replace")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     stamp = int(snapshot.taken if snapshot.taken is not None else _time.time())
-    try:
-        with tarfile.open(temporary, "w:gz") as archive:
-            for name, data in [(MANIFEST, manifest), *((m.name, m.read()) for m in snapshot.members)]:
-                info = tarfile.TarInfo(name)
-                info.size = len(data)
-                info.mtime = stamp
-                info.mode = 0o600
-                archive.addfile(info, io.BytesIO(data))
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as temporary, tarfile.open(temporary, "w:gz") as archive:
+        for name, data in [(MANIFEST, manifest), *((m.name, m.read()) for m in snapshot.members)]:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            info.mtime = stamp
+            info.mode = 0o600
+            archive.addfile(info, io.BytesIO(data))
     return path.stat().st_size
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 from kvdoctor.cli.capture import capture
-from kvdoctor.snapshot import Missing, Snapshot, memory_member, read_archive
+from kvdoctor.snapshot import Missing, Snapshot, memory_member, read_archive, replacing
 
 LOG = (
     "INFO 07-28 03:00:01 [logger.py:41] Received request cmpl-1: prompt: 'private words', params: SamplingParams(max_tokens=64)\n"
@@ -158,3 +159,34 @@ def test_a_full_disk_is_a_clear_line_and_leaves_the_old_file(tmp_path: Path) -> 
     assert "Traceback" not in done.stderr
     assert target.read_bytes() == b"the earlier capture"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out.tar.gz", "server.log"]
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_what_is_no_plain_file_is_written_to_and_stays(tmp_path: Path, kind: str) -> None:
+    target = tmp_path / "target"
+    place = target
+    if kind == "pipe":
+        os.mkfifo(place)
+        reader = os.open(place, os.O_RDONLY | os.O_NONBLOCK)
+    else:
+        target.write_text("old")
+        place = tmp_path / "place"
+        place.symlink_to(target)
+    with replacing(place) as path:
+        path.write_text("new")
+    if kind == "pipe":
+        assert os.read(reader, 10) == b"new"
+        assert place.is_fifo()
+        os.close(reader)
+    else:
+        assert (target.read_text(), place.is_symlink()) == ("new", True)
+    assert len(list(tmp_path.iterdir())) == (1 if kind == "pipe" else 2)
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    place.write_text("old")
+    with pytest.raises(OSError, match="disk"), replacing(place) as path:
+        path.write_text("ne")
+        raise OSError("disk full")
+    assert [p.read_text() for p in tmp_path.iterdir()] == ["old"]

@@ -176,6 +176,24 @@ def test_the_v0_parts_fill_the_share_the_line_before_them_names() -> None:
     assert abs(bar.unexplained) <= 0.02 * share
 
 
+def test_a_v0_start_of_many_workers_of_a_ticket() -> None:
+    who = "(RayWorkerWrapper pid=1463574, ip=10.0.0.60) "
+    log = vllm("0.8.2") + "".join(
+        f"{who}INFO 03-27 10:29:01 [worker.py:267] {line} [repeated 30x across cluster]\n"
+        for line in (
+            "the current vLLM instance can use total_gpu_memory (44.53GiB) x gpu_memory_utilization (0.98) = 43.64GiB",
+            "model weights take 20.64GiB; non_torch_memory takes 0.28GiB; PyTorch activation peak memory takes 1.52GiB; the rest "
+            "of the memory reserved for KV Cache is 21.20GiB.",
+        )
+    )
+    (bar,) = read(server_log=log).main.memory
+    adds_up(bar)
+    told = parts(bar)
+    share = math.fsum(told[n] for n in ("weights", "KV pool", "activation peak", "non-torch"))
+    assert share == pytest.approx(43.64 * GIB, rel=0.02)
+    assert told["outside the engine's share"] == pytest.approx(0.89 * GIB, rel=0.01)
+
+
 def test_weights_and_context_in_one_figure_are_shown_as_one_part() -> None:
     (bar,) = read(server_log=vllm("0.27.0", USAGE_027)).main.memory
     told = parts(bar)
@@ -231,7 +249,7 @@ def test_sglang_lines_tell_the_pool_and_what_is_left_beside_it() -> None:
 def test_sglang_memory_left_is_not_the_size_of_the_pool() -> None:
     target = read(server_log=sglang(SGLANG[2], SGLANG[-1])).main
     assert sized(target) == pytest.approx({"weights": 15.14 * GIB})
-    assert isinstance(target.facts["kv.pool_bytes"], Unknown)
+    assert not isinstance(target.facts.get("kv.pool_bytes"), Known)
     assert target.facts["mem.free"].hi == pytest.approx(12.77 * GIB)  # type: ignore[union-attr]
 
 
@@ -318,7 +336,9 @@ def test_llamacpp_closing_table_gives_the_rest_of_the_device() -> None:
 # -------------------------------------------------------------------- messages and device readings
 
 
-SERVED = vllm("0.11.2", "Model loading took 15.0000 GiB memory and 3.1 seconds", "Available KV cache memory: 54.00 GiB") + (
+SERVED = vllm(
+    "0.11.2", "Model loading took 15.0000 GiB memory and 3.1 seconds", "Available KV cache memory: 54.00 GiB"
+) + (
     "(APIServer pid=77) INFO 05-01 10:01:00 [loggers.py:1] Engine 000: Avg prompt throughput: 108.4 tokens/s, Avg generation "
     "throughput: 52.7 tokens/s, Running: 4 reqs, Waiting: 0 reqs, GPU KV cache usage: 28.3%, Prefix cache hit rate: 0.0%\n"
 )
@@ -362,7 +382,9 @@ def test_parts_of_any_device_reading_add_up(
         row += f", {value} MiB" if value is not None else ", [N/A]"
     files = {"server_log": SERVED, "smi_csv": f"{head}\n{row}\n"}
     if other is not None:
-        files["apps_csv"] = f"pid, process_name, used_gpu_memory [MiB]\n77, VLLM::EngineCore, 100 MiB\n99, other, {other} MiB\n"
+        files["apps_csv"] = (
+            f"pid, process_name, used_gpu_memory [MiB]\n77, VLLM::EngineCore, 100 MiB\n99, other, {other} MiB\n"
+        )
     report = read(**files)
     (bar,) = report.main.memory
     assert bar.total == total * MIB

@@ -150,14 +150,13 @@ def write(text: str, output: Path | None) -> None:
     if output is None or str(output) == "-":
         emit(text if text.endswith("\n") else text + "\n")
         return
-    temporary = output.with_name(f".{output.name}.{os.getpid()}.part")
+    from kvdoctor.snapshot import replacing
+
     try:
-        temporary.write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8")
-        os.replace(temporary, output)
+        with replacing(output) as target:
+            target.write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8")
     except OSError as error:
         fail(f"cannot write {output}: {error.strerror}")
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def colour() -> bool:

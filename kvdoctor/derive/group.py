@@ -285,6 +285,7 @@ def _bench(group: FactSet, timed: Timed[tuple[BenchRow, ...]]) -> None:
     rows = list(timed.value)
     _sweep(group, rows, timed.origin)
     _policies(group, rows, timed.origin)
+    _tensor_parallel_rows(group, rows, timed.origin)
 
 
 def _sweep(group: FactSet, rows: list[BenchRow], origin: str) -> None:
@@ -299,6 +300,7 @@ def _sweep(group: FactSet, rows: list[BenchRow], origin: str) -> None:
     if counts:
         total = math.fsum(c for _, c in counts)
         group.set("group.sweep_preemptions", measured(total, "w", source, events=total))
+    _rate_drop(group, ordered, origin)
     first, last = ordered[0].values[column], ordered[-1].values[column]
     if first > 0:
         group.set("group.concurrency_growth", measured(last / first, "w", source))
@@ -313,6 +315,17 @@ def _sweep(group: FactSet, rows: list[BenchRow], origin: str) -> None:
             group.set("group.slope_break", measured(steps[hit - 1] / earlier, "w", f"{origin}:{times[hit][0].line}"))
     elif hit is None and counts and len(times) >= 3:
         group.set("group.slope_break", Unknown("no row with preemptions"))
+
+
+def _rate_drop(group: FactSet, ordered: Sequence[BenchRow], origin: str) -> None:
+    """How far throughput at the highest load lies below the best row in which nothing was preempted."""
+    last = ordered[-1]
+    for name in _THROUGHPUT:
+        calm = [r.values[name] for r in ordered if r.values.get("preemptions") == 0 and name in r.values]
+        if calm and name in last.values and max(calm) > 0 and (last.values.get("preemptions") or 0.0) > 0:
+            drop = 1.0 - last.values[name] / max(calm)
+            group.set("group.sweep_rate_drop", measured(drop, "w", f"{origin}:{last.line}"))
+            return
 
 
 def _same_but_policy(a: BenchRow, b: BenchRow) -> bool:
@@ -368,6 +381,25 @@ def _gpu_rows(group: FactSet, rows: list[BenchRow], origin: str) -> None:
     if x and y is not None:
         group.set("group.throughput_ratio", estimated(y / x, "w", f"{origin}:{last.line}"))
     group.set("group.policy_changed", measured(False, "c", origin))
+
+
+def _tensor_parallel_rows(group: FactSet, rows: list[BenchRow], origin: str) -> None:
+    """The row with most tensor parallel ranks against the one with fewest, under the same load."""
+    sized = sorted(((r.values["tp"], r) for r in rows if "tp" in r.values), key=lambda x: x[0])
+    if len(sized) < 2 or sized[0][0] <= 0 or sized[0][0] == sized[-1][0]:
+        return
+    (small, a), (large, b) = sized[0], sized[-1]
+    loads = [(a.values[c], b.values[c]) for c in _LOADS if c in a.values and c in b.values]
+    x, y = _first(a, *_THROUGHPUT), _first(b, *_THROUGHPUT)
+    if not loads or loads[0][0] <= 0 or not x or y is None or a.policy != b.policy or _settings(a) != _settings(b):
+        return
+    source = f"{origin}:{b.line}"
+    group.set("group.tp_ratio", measured(large / small, "c", source))
+    group.set("group.tp_speedup", measured(y / x, "w", source))
+    group.set("group.running_ratio", measured(loads[0][1] / loads[0][0], "w", source))
+    usage = [u for r in (a, b) if (u := r.values.get("kv_usage")) is not None]
+    if len(usage) == 2:
+        group.set("group.usage_max", measured(max(usage), "w", source))
 
 
 def _tensor_parallel(group: FactSet, views: Sequence[View]) -> None:

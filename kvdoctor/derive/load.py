@@ -605,9 +605,7 @@ def _from_steps(view: View) -> Known | None:
     least = math.fsum(made)
     steps = max(numbers) - min(numbers) + 1 if numbers else float(len(made))
     source = f"{rows[-1][1]}:{rows[-1][0].line}"
-    return bound(
-        least, max(least, steps * max(made)), "w", source, note="decoding requests summed over engine steps"
-    )
+    return bound(least, max(least, steps * max(made)), "w", source, note="decoding requests summed over engine steps")
 
 
 def _of(scrape: Scrape, role: str, rank: str) -> float | None:

@@ -312,7 +312,9 @@ def _other_use(view: View, event: LogEvent, total: float | None, source: str) ->
         return
     ours = (event.number("allocated") or 0.0) + (event.number("unallocated") or 0.0)
     if mine is not None and ours > 0 and _is_another(total, free, mine, ours):
-        view.facts.set("oom.foreign", estimated(mine, "e", source, note="the process the message lists is not this one"))
+        view.facts.set(
+            "oom.foreign", estimated(mine, "e", source, note="the process the message lists is not this one")
+        )
     elif mine is not None:
         foreign = total - free - mine
         if foreign > FOREIGN_ROUNDING * total:
@@ -490,10 +492,13 @@ def _not_given(reading: GpuReading, value: Unread, source: str) -> Unknown:
     """Why a device reading has no such figure, and where to get it."""
     if isinstance(reading.name, str) and any(w in reading.name.upper() for w in _SHARED_MEMORY):
         return Unknown(
-            f"{source}: {reading.name} shares the memory of the CPU, so {value.reason}", "read MemAvailable in /proc/meminfo"
+            f"{source}: {reading.name} shares the memory of the CPU, so {value.reason}",
+            "read MemAvailable in /proc/meminfo",
         )
     if reading.mig is True:
-        return Unknown(f"{source}: {value.reason}", "ask NVML for the MIG instance by its UUID, or use the engine's metrics")
+        return Unknown(
+            f"{source}: {value.reason}", "ask NVML for the MIG instance by its UUID, or use the engine's metrics"
+        )
     return Unknown(
         f"{source}: {value.reason}",
         "ask NVML for the device (for a MIG instance by its UUID), give the start-up log, or use the engine's metrics",
@@ -524,7 +529,9 @@ def _devices(view: View, host: HostReadings) -> None:
         ):
             value = getattr(reading, field_name)
             if name in gone:
-                facts.set(fact, Unknown(f"{name} no longer answers ({gone[name]}): it is lost until it is reset", LOST_HINT))
+                facts.set(
+                    fact, Unknown(f"{name} no longer answers ({gone[name]}): it is lost until it is reset", LOST_HINT)
+                )
             elif isinstance(value, Unread):
                 facts.set(fact, _not_given(reading, value, source))
             else:
@@ -798,8 +805,10 @@ def _compose(view: View, told: startup.Startup) -> None:
     elif not told.on_cpu:
         for start in told.devices:
             _from_start(view, start)
-    if told.on_cpu and told.host is not None:
-        _from_host(view, told.host)
+    if told.on_cpu:
+        view.note_event(told.on_cpu_at, "the server starts on the CPU: there is no device memory", told.on_cpu)
+        if told.host is not None:
+            _from_host(view, told.host)
     rest = {m.device: estimated(m.unexplained, "i", m.device, note="total - every named part") for m in view.memory}
     if rest:
         view.facts.set("mem.unexplained", combine("max", rest))
@@ -849,7 +858,9 @@ def _from_start(view: View, start: startup.Start) -> None:
         if before is not None and total > float(before.hi):
             parts.append(MemoryPart("in use before the start", total - float(before.hi), "estimated", before.source))
         budget, fraction = start.get("budget"), start.get("fraction")
-        share = float(budget.hi) if budget is not None else total * float(fraction.hi) if fraction is not None else total
+        share = (
+            float(budget.hi) if budget is not None else total * float(fraction.hi) if fraction is not None else total
+        )
         left = min(total - share, total - math.fsum(p.bytes for p in parts))
         if left > 0:
             parts.append(MemoryPart("outside the engine's share", left, "estimated", whole.source))

@@ -102,10 +102,11 @@ def _sum(values: Iterable[Known]) -> Known:
 @dataclass(slots=True)
 class Startup:
     """Every process or device of the start-up lines, in order of appearance. ``on_cpu`` is the line that says that the server
-    computes on the CPU, '' where none does."""
+    computes on the CPU ('' where none does), ``on_cpu_at`` its time."""
 
     starts: list[Start]
     on_cpu: str
+    on_cpu_at: float | None
 
     @property
     def devices(self) -> list[Start]:
@@ -122,6 +123,7 @@ def read(view: View) -> Startup:
     """Gather the start-up lines of all logs of a target."""
     starts: dict[str, Start] = {}
     wording = on_cpu = on_device = ""
+    on_cpu_at: float | None = None
     unnamed = 0
     trial = False
     for run, event in view.target.events("memory", "graphs_end", "pool", "model_load"):
@@ -135,7 +137,7 @@ def read(view: View) -> Startup:
         by_device = bool(device) and any(event.number(k) is not None for k in (*PARTS, "bytes"))
         host = bool(event.fields.get("host")) or bool(_HOST_DEVICE.fullmatch(device))
         if event.event == "pool" and host:
-            on_cpu = on_cpu or source
+            on_cpu, on_cpu_at = (on_cpu, on_cpu_at) if on_cpu else (source, event.time)
         elif by_device and not host:
             on_device = on_device or source
         sized = _sizes(event)
@@ -166,7 +168,7 @@ def read(view: View) -> Startup:
             elif name not in start.by_source:
                 # a closing table repeats, rounded, what the buffers said: only what they did not say is new
                 start.put(name, addend, known)
-    return Startup(list(starts.values()), "" if on_device else on_cpu)
+    return Startup(list(starts.values()), "" if on_device else on_cpu, on_cpu_at)
 
 
 def _key(event: LogEvent, device: str, host: bool) -> str:

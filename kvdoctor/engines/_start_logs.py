@@ -1,4 +1,4 @@
-"""Refusals at start that no engine owns: argument parser, socket, model hub, driver. Every log is read with them."""
+"""Messages of the ground all servers stand on: argument parser, socket, model hub, driver, Ray. Every log is read with them."""
 
 from __future__ import annotations
 
@@ -39,6 +39,13 @@ TEMPLATES: tuple[LogTemplate, ...] = (
         "no_device",
         "No CUDA GPUs are available",
         r"(?P<text>No CUDA GPUs are available)",
+    ),
+    LogTemplate(
+        "ray.node_memory",
+        "oom_kill",
+        "node running low on memory",
+        r"killed due to the node running low on memory",
+        note="Ray ends the worker itself, before the kernel does; this is the host's memory",
     ),
     _refused("no_platform", "Failed to infer device type", r"(?P<text>Failed to infer device type)"),
     _refused(

@@ -10,12 +10,13 @@ two lines.
 from __future__ import annotations
 
 import codecs
+import functools
 import itertools
 import json
 import math
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property

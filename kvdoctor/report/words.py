@@ -28,6 +28,7 @@ LABELS: Mapping[str, str] = {
     "prefix.shown_hit_rate": "prefix hit rate the engine shows",
     "gpu.capped_clock": "SM clock of a device that names a cap",
     "group.running_ratio": "running requests, later run against earlier",
+    "group.sweep_rate_drop": "throughput lost at the highest load",
     "group.usage_max": "peak KV pool usage of the runs",
     "group.tp_ratio": "tensor parallel ranks, larger run against smaller",
     "group.tp_speedup": "throughput, larger run against smaller",

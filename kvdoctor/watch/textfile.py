@@ -5,11 +5,11 @@ What is not known has no series: a missing figure must not read as 0.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from kvdoctor.facts import Known
+from kvdoctor.snapshot import replacing
 from kvdoctor.watch.watcher import Frame, known
 
 _FACTS: tuple[tuple[str, str, str], ...] = (
@@ -115,11 +115,8 @@ def _number(value: float) -> str:
 
 def write(path: Path, text: str) -> None:
     """Replace ``path`` by ``text`` in one step; raises OSError and leaves the old file when that fails."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        # the exporter runs as another user
-        temporary.chmod(0o644)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as target:
+        target.write_text(text, encoding="utf-8")
+        if target != path:
+            # the exporter runs as another user
+            target.chmod(0o644)
