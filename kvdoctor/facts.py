@@ -385,9 +385,22 @@ _ROWS = (
     ),
     _f("kv.full_share", "1", "r", "w", "share of samples with usage >= .95", combine="max"),
     _f("kv.pressure", "bool", "t", "w", "the gate of verdicts.md, point 4"),
-    _f("kv.idle_held", "1", "r", "w", "part of the pool seen to stay in use over three idle samples (0: none seen)", combine="max"),
+    _f(
+        "kv.idle_held",
+        "1",
+        "r",
+        "w",
+        "part of the pool seen to stay in use over three idle samples (0: none seen)",
+        combine="max",
+    ),
     _f("kv.reserved_idle", "1", "t", "w", "part of the booked pool that requests of usual length do not fill"),
-    _f("kv.per_slot", "bool", "t", "c", "each slot owns its part of the pool: requests wait for a slot, never for blocks"),
+    _f(
+        "kv.per_slot",
+        "bool",
+        "t",
+        "c",
+        "each slot owns its part of the pool: requests wait for a slot, never for blocks",
+    ),
     _f("kv.evictable_share", "1", "r", "i", "reusable, reclaimable tokens / pool", combine="min"),
     _f("kv.secondary_usage_max", "1", "r", "w", "fullest of SWA / mamba / other pools", combine="max"),
     _f(
@@ -1055,4 +1068,4 @@ def suggest(name: str, among: Iterable[str], most: int = 3) -> list[str]:
     """Names close to a misspelt one, best first (for error messages)."""
     import difflib
 
-    return difflib.get_close_matches(name, list(among), n=most, cutoff=0.5)
+    return difflib.get_close_matches(name, list(among), n=most, cutoff=0.6)

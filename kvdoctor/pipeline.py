@@ -11,6 +11,7 @@ from kvdoctor.advise import Setting, Simulated, SimulatedLever, commands, plan, 
 from kvdoctor.derive import Derived, derive
 from kvdoctor.derive.view import View
 from kvdoctor.derive.vitals import series, vitals
+from kvdoctor.engines import recognise
 from kvdoctor.facts import FACTS, FactSet, Unknown
 from kvdoctor.findings import SEVERITIES, Advice, Plan, Report, SourceNote, TargetReport, Turn, Verdict, Window
 from kvdoctor.frozen import frozen
@@ -134,7 +135,10 @@ def _with_numbers(expression: str, rule: Rule) -> str:
 
 
 def _setting(view: View, facts: FactSet, replayed: WhatIfResult | None = None) -> Setting:
-    return Setting(view.target.engine, view.target.version, view.target.args, facts, _simulated(replayed))
+    target = view.target
+    return Setting(
+        target.engine, target.newest_version(), target.args, facts, _simulated(replayed), target.beside(recognise.side())
+    )
 
 
 def _simulated(replayed: WhatIfResult | None) -> Simulated | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from kvdoctor.frozen import frozen
 
 if TYPE_CHECKING:
-    from kvdoctor.engines.base import Args, Engine
+    from kvdoctor.engines.base import Args, Engine, version_key
     from kvdoctor.findings import SourceNote
     from kvdoctor.parse.benchcsv import BenchRow
     from kvdoctor.parse.endpoints import Loads, Props, ServerInfo, Slot
@@ -228,6 +228,19 @@ class Target:
     def events(self, *kinds: str) -> list[tuple[LogRun, LogEvent]]:
         """Events of these kinds over all logs, in file order."""
         return [(run, event) for run in self.logs for event in run.of(*kinds)]
+
+    def newest_version(self) -> str | None:
+        """The version; where it is not told, the newest one that prints every message that was seen (None: nothing bounds it)."""
+        if self.version is not None or self.engine is None:
+            return self.version
+        seen = {event.template for run in self.logs for event in run.events}
+        ends = [t.until for t in self.engine.templates if t.until is not None and t.id in seen]
+        return min(ends, key=lambda end: version_key(end) or (), default=None)
+
+    def beside(self, tables: Iterable[Engine]) -> tuple[Engine, ...]:
+        """Those of the tables of side engines whose messages stand in the logs."""
+        seen = {event.template for run in self.logs for event in run.events}
+        return tuple(table for table in tables if any(t.id in seen for t in table.templates))
 
     def setting(self, name: str) -> str | None:
         """A canonical setting from the arguments, by any of the names the engine gives it."""

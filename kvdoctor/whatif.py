@@ -1001,13 +1001,20 @@ def _row(name: str, cell: Cell) -> WhatIf:
 def _effect(now: Cell, then: Cell) -> str:
     """One sentence with intervals over the seeds."""
     before, after = now.spread("goodput"), then.spread("goodput")
-    hits = now.mean("preemptions"), then.mean("preemptions")
+    hits = _mean(now, "preemptions_per_finished"), _mean(then, "preemptions_per_finished")
     assert before is not None
     assert after is not None
-    return (
-        f"Replayed: {after.mean:.0%} of the requests good ({after.lo:.0%} to {after.hi:.0%}) instead of {before.mean:.0%} "
-        f"({before.lo:.0%} to {before.hi:.0%}), {hits[1]:.0f} preemptions instead of {hits[0]:.0f}."
-    )
+    if f"{before.mean:.0%}{before.lo:.0%}{before.hi:.0%}" == f"{after.mean:.0%}{after.lo:.0%}{after.hi:.0%}":
+        said = f"{after.mean:.0%} of the requests good with it and without"
+    else:
+        said = (
+            f"{after.mean:.0%} of the requests good ({after.lo:.0%} to {after.hi:.0%}) instead of {before.mean:.0%} "
+            f"({before.lo:.0%} to {before.hi:.0%})"
+        )
+    rarer = ""
+    if hits[0] is not None and hits[1] is not None:
+        rarer = f", {hits[1]:.2g} preemptions per finished request instead of {hits[0]:.2g}"
+    return f"Replayed: {said}{rarer}."
 
 
 def _next_limit(now: Cell, then: Cell) -> str:

@@ -186,7 +186,12 @@ def test_what_is_no_plain_file_is_written_to_and_stays(tmp_path: Path, kind: str
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     place = tmp_path / "place"
     place.write_text("old")
-    with pytest.raises(OSError, match="disk"), replacing(place) as path:
-        path.write_text("ne")
-        raise OSError("disk full")
+
+    def half() -> None:
+        with replacing(place) as path:
+            path.write_text("ne")
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk"):
+        half()
     assert [p.read_text() for p in tmp_path.iterdir()] == ["old"]

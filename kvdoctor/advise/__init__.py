@@ -40,13 +40,17 @@ class Simulated:
 
 @frozen
 class Setting:
-    """What advice depends on: the engine table (None: unknown engine), its version, its arguments, facts, replays."""
+    """What advice depends on: the engine table (None: unknown engine), its version, its arguments, facts, replays.
+
+    ``beside`` are the tables of what stands beside the server and spoke: their levers come first.
+    """
 
     engine: Engine | None
     version: str | None
     args: Args
     facts: FactSet
     simulated: Simulated | None = None
+    beside: tuple[Engine, ...] = ()
 
 
 OPPOSITE: Mapping[str, str] = {"up": "down", "down": "up", "on": "off", "off": "on"}
@@ -60,7 +64,7 @@ def with_actions(verdict: Verdict, advice: Advice, setting: Setting) -> Verdict:
 
 def action(turn: Turn, checks: Sequence[str], setting: Setting) -> Action:
     """One lever in the engine's words; a flag this version does not have is never printed."""
-    entry = lever_for(setting.engine, turn.lever, setting.version) if setting.engine is not None else None
+    entry = _entry(turn.lever, setting)
     verify = "; ".join(checks)
     if entry is None:
         return Action(turn.lever, None, None, _target(turn), turn.direction, LEVERS[turn.lever], "", "", verify,
@@ -72,10 +76,11 @@ def action(turn: Turn, checks: Sequence[str], setting: Setting) -> Action:
     if entry.inverse:
         turn = _inverted(turn)
     now = _now(entry, setting)
-    to = entry.values.get(turn.direction) or _target(turn)
+    other = entry.flags.get(turn.direction)
+    to = None if other else entry.values.get(turn.direction) or _target(turn)
     plain = Action(
         lever=turn.lever,
-        flag=entry.flag,
+        flag=other or entry.flag,
         start=now,
         to=to,
         direction=turn.direction,
@@ -87,6 +92,15 @@ def action(turn: Turn, checks: Sequence[str], setting: Setting) -> Action:
         why=turn.why,
     )
     return plain if setting.simulated is None else _replayed(plain, setting.simulated)
+
+
+def _entry(lever: str, setting: Setting) -> Lever | None:
+    """The lever of what stands beside the server, where that has it (a cache tier's size is set there); else the server's."""
+    for beside in setting.beside:
+        found = lever_for(beside, lever, None)
+        if found is not None:
+            return found
+    return lever_for(setting.engine, lever, setting.version) if setting.engine is not None else None
 
 
 def _inverted(turn: Turn) -> Turn:
@@ -207,7 +221,9 @@ def _replayed(act: Action, simulated: Simulated) -> Action:
         return act
     to = act.to
     if act.direction not in ("on", "off"):
-        to = f"about {found.value:g}" + (f" ({found.lo:g} to {found.hi:g} do as well)" if found.lo < found.hi else "")
+        # a span that holds what is in force tells nothing about where to go
+        wide = found.lo < found.hi and not found.lo <= found.present <= found.hi
+        to = f"about {found.value:g}" + (f" ({found.lo:g} to {found.hi:g} do as well)" if wide else "")
     return replace(
         act, to=to, effect=f"{act.effect} {found.effect}".strip(), next_limit=found.next_limit or act.next_limit
     )

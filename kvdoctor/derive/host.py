@@ -229,7 +229,9 @@ def _kills(view: View, host: HostReadings) -> None:
             facts.set("host.oom_kill", measured(True, "e", timed_group.origin))
     exits = view.target.events("exit", "oom_kill")
     killed = [
-        (r, e) for r, e in exits if e.number("code") in (137, -9) or e.text("signal") == "SIGKILL" or e.event == "oom_kill"
+        (r, e)
+        for r, e in exits
+        if e.number("code") in (137, -9) or e.text("signal") == "SIGKILL" or e.event == "oom_kill"
     ]
     device_oom = bool(view.target.events("oom"))
     if killed and not device_oom:

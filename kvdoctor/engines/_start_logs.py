@@ -10,12 +10,12 @@ def _refused(id_: str, literal: str, pattern: str, error: str = "config_refused"
 
 
 TEMPLATES: tuple[LogTemplate, ...] = (
-    _refused("unknown_argument", "error: unrecognized arguments", r"(?P<text>error: unrecognized arguments: [^\n]{1,200})"),
+    _refused(
+        "unknown_argument", "error: unrecognized arguments", r"(?P<text>error: unrecognized arguments: [^\n]{1,200})"
+    ),
     _refused("bad_argument", "error: argument ", r"(?P<text>error: argument [^\n]{1,200})"),
     _refused("port", "ddress already in use", r"(?P<text>[Aa]ddress already in use)", "port_in_use"),
-    _refused(
-        "dtype", "is only supported on GPUs", r"(?P<text>\w{1,20} is only supported on GPUs with compute cap)"
-    ),
+    _refused("dtype", "is only supported on GPUs", r"(?P<text>\w{1,20} is only supported on GPUs with compute cap)"),
     _refused("validation", "validation error", r"(?P<text>\d{1,4} validation errors? for \w{0,60}(?:Config|Args))\b"),
     _refused(
         "architecture",
@@ -34,7 +34,9 @@ TEMPLATES: tuple[LogTemplate, ...] = (
         r"(?P<text>is not a local folder and is not a valid model identifier)",
         "weights",
     ),
-    _refused("hub_unreachable", "We couldn't connect to ", r"(?P<text>We couldn't connect to '[^'\n]{1,200}')", "weights"),
+    _refused(
+        "hub_unreachable", "We couldn't connect to ", r"(?P<text>We couldn't connect to '[^'\n]{1,200}')", "weights"
+    ),
     _refused(
         "no_device",
         "No CUDA GPUs are available",

@@ -49,7 +49,9 @@ KINDS = frozenset(
 )
 """Kinds of members that are understood; a member that says one of them is not sniffed."""
 
-TELLING = frozenset({"start_error", "context_limit", "request_failed", "preempt", "retract", "concurrency", "idle_check"})
+TELLING = frozenset(
+    {"start_error", "context_limit", "request_failed", "preempt", "retract", "concurrency", "idle_check", "exit"}
+)
 """Events of which one line is enough to name the engine that prints it, when a log holds no marker."""
 
 

@@ -671,17 +671,10 @@ LEVERS: tuple[Lever, ...] = (
         "(--prefill-max-requests N limits how many start together, 0.5.8 and later)",
     ),
     Lever(
-        "admission.reserve_output", "--num-reserved-decode-tokens N", since="0.5.3", default="512",
-        setting="num_reserved_decode_tokens",
-        effect="A disaggregated decode server keeps N tokens per request free; on other servers "
-        "--schedule-conservativeness does the same by a ratio.",
-        cost="Fewer requests fit at once.", next_limit="the queue of the decode side",
-        verify="#retracted-req in the Decode batch lines stays 0",
-    ),
-    Lever(
-        "admission.reserve_output", "--schedule-conservativeness F", until="0.5.2", default="1.0",
+        "admission.reserve_output", "--schedule-conservativeness F", default="1.0",
         setting="schedule_conservativeness",
-        effect="Admission reserves a larger part of each request's remaining output.",
+        effect="Admission reserves a larger part of each request's remaining output; a disaggregated decode server has "
+        "--num-reserved-decode-tokens N per request instead (0.5.3 and later).",
         cost="Fewer requests run at once.", next_limit="the queue", verify=_RETRACTS,
     ),
     Lever(
@@ -756,11 +749,13 @@ LEVERS: tuple[Lever, ...] = (
     ),
     Lever(
         "mem.graphs", "--cuda-graph-max-bs-decode N", since="0.5.13", default="auto", setting="cuda_graph_max_bs_decode",
+        flags={"off": "--disable-cuda-graph", "on": "remove --disable-cuda-graph, if it is set"},
         effect="Fewer and smaller graphs are captured.", cost="Batches above N run without a graph and slower.",
         next_limit="decode speed at large batches", verify="mem usage in the graph capture line",
     ),
     Lever(
         "mem.graphs", "--cuda-graph-max-bs N", until="0.5.12", default="auto", setting="cuda_graph_max_bs",
+        flags={"off": "--disable-cuda-graph", "on": "remove --disable-cuda-graph, if it is set"},
         effect="Fewer and smaller graphs are captured.", cost="Batches above N run without a graph and slower.",
         next_limit="decode speed at large batches", verify="mem usage in the graph capture line",
     ),

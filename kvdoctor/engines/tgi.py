@@ -464,6 +464,7 @@ _LEVERS: tuple[Lever, ...] = (
     Lever(
         "mem.graphs",
         "--cuda-graphs",
+        values={"off": "0"},
         default="1,2,4,8,16,32",
         setting="eager",
         effect="Fewer captured sizes, or 0 for none, leave memory.",

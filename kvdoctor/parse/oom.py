@@ -408,7 +408,7 @@ _ANCHORS = re.compile(
     r"|(?P<turbomind>\[TM\]\[(?:ERROR|FATAL)\](?:\[[^\]]{0,80}\])?CUDA(?:runtime)?error:outofmemory)"
     r"|(?P<trtllm>CUDAruntimeerrorin[^\[\]]{1,300}?:outofmemory)"
     r"|(?P<nvml>NVML_SUCCESS==rINTERNALASSERTFAILED)"
-    r"|(?P<driver>(?:CUDA|HIP)(?:driver|runtime)?error:outofmemory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|"
+    r"|(?P<driver>(?:CUDA|HIP)(?:driver|runtime)?[Ee]rror:outofmemory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|"
     r"hipErrorOutOfMemory|Cudafailure(?:[0-9]{1,3})?'outofmemory'|CudaRuntime\(outofmemory\)|"
     r"CUBLAS_STATUS_ALLOC_FAILED)"
 )

@@ -24,6 +24,7 @@ _KUBECTL = re.compile(
     r"^(?:Name|Namespace|Node|Labels|Annotations|Status|Reference|Metrics|Containers|Scale Target Ref|API Version|Min replicas|Replicas|Scale Target|Metric Type)s?\s*:",
     re.M,
 )
+_LISTED = re.compile(r"(?:NAMESPACE\s+)?NAME\s+REFERENCE\s+TARGETS\s")
 _MANIFEST = re.compile(r"^apiVersion: \S+\n(?:.*\n)*?kind: [A-Z]", re.M)
 _CGROUP = re.compile(
     r"^(?:anon|file|inactive_file|active_file|total_inactive_file|memory\.(?:current|max|high|stat|events|usage_in_bytes|limit_in_bytes)|oom_kill|cache|rss)[ =:\t]+(?:\d+|max)\b",
@@ -103,7 +104,7 @@ def sniff(head: bytes, log_markers: Iterable[str] = (), name: str = "") -> str:
             return "ps"
         if _KERNEL.search(text) and any(_KERNEL_PREFIX.search(line) for line in lines[:50]):
             return "kernel"
-        if len(_KUBECTL.findall(text)) >= 2 or _MANIFEST.search(text):
+        if len(_KUBECTL.findall(text)) >= 2 or _MANIFEST.search(text) or _LISTED.match(lines[0]):
             return "kubectl"
         if _CGROUP.search(text):
             return "cgroup"
