@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from kvdoctor.frozen import frozen
 
 if TYPE_CHECKING:
-    from kvdoctor.engines.base import Args, Engine, version_key
+    from kvdoctor.engines.base import Args, Engine
     from kvdoctor.findings import SourceNote
     from kvdoctor.parse.benchcsv import BenchRow
     from kvdoctor.parse.endpoints import Loads, Props, ServerInfo, Slot
@@ -233,6 +233,8 @@ class Target:
         """The version; where it is not told, the newest one that prints every message that was seen (None: nothing bounds it)."""
         if self.version is not None or self.engine is None:
             return self.version
+        from kvdoctor.engines.base import version_key
+
         seen = {event.template for run in self.logs for event in run.events}
         ends = [t.until for t in self.engine.templates if t.until is not None and t.id in seen]
         return min(ends, key=lambda end: version_key(end) or (), default=None)

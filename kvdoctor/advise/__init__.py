@@ -58,8 +58,13 @@ OPPOSITE: Mapping[str, str] = {"up": "down", "down": "up", "on": "off", "off": "
 
 def with_actions(verdict: Verdict, advice: Advice, setting: Setting) -> Verdict:
     """The verdict with its levers and confirm commands rendered for the engine version seen."""
-    actions = tuple(action(turn, advice.checks, setting) for turn in advice.turns)
-    return replace(verdict, actions=actions, confirm=commands(advice.confirm, setting))
+    actions: list[Action] = []
+    for turn in advice.turns:
+        turned = action(turn, advice.checks, setting)
+        # two levers may be one flag in this engine
+        if turned.flag is None or (turned.flag, turned.direction) not in {(a.flag, a.direction) for a in actions}:
+            actions.append(turned)
+    return replace(verdict, actions=tuple(actions), confirm=commands(advice.confirm, setting))
 
 
 def action(turn: Turn, checks: Sequence[str], setting: Setting) -> Action:

@@ -25,6 +25,8 @@ FOREIGN_ROUNDING = 0.01
 """Sums of printed numbers differ by the driver's own share and by rounding: less than this of the device is nobody's."""
 PRINTED_STEP = 6 << 20
 """Half of the last digit of a size printed as 0.01 GiB, rounded up."""
+ROUNDING_SHARE = 0.01
+"""Of a device: rounding never comes to more, however small the device."""
 CROWDED = 256 << 20
 """Bytes of another process below which it is a context, not a tenant."""
 
@@ -828,9 +830,8 @@ def no_device(view: View) -> None:
 
 
 def _start_parts(view: View) -> list[MemoryPart]:
-    labels = {"weights": "weights", "kv_pool": "KV pool", "graphs": "CUDA graphs", "activations": "activation peak", "non_torch": "non-torch"}  # fmt: skip
     return [
-        MemoryPart(labels[name], float(known.hi), known.how, known.source)
+        MemoryPart(startup.LABELS[name], float(known.hi), known.how, known.source)
         for name, fact in startup.PARTS.items()
         if (known := view.facts.known(fact)) is not None
     ]
@@ -945,7 +946,7 @@ def _from_device(view: View, name: str, values: dict[str, Fact], total: float, o
 
 def _bar(view: View, device: str, total: float, parts: list[MemoryPart], source: str | None) -> None:
     excess = math.fsum(p.bytes for p in parts) - total
-    if 0 < excess <= PRINTED_STEP * len(parts):
+    if 0 < excess <= min(PRINTED_STEP * len(parts), ROUNDING_SHARE * total):
         # printed figures are rounded: that is not memory counted twice
         most = max(range(len(parts)), key=lambda i: parts[i].bytes)
         parts = [replace(p, bytes=p.bytes - excess) if i == most else p for i, p in enumerate(parts)]

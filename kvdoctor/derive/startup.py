@@ -23,6 +23,15 @@ PARTS = {
 }
 """Names of parts in log lines -> facts, in the order of a bar."""
 
+LABELS = {
+    "weights": "weights",
+    "kv_pool": "KV pool",
+    "graphs": "CUDA graphs",
+    "activations": "activation peak",
+    "non_torch": "non-torch",
+}
+"""How a bar names them."""
+
 _JOINED = ("consumed", "peak_torch", "peak")
 """Two or three parts in one figure."""
 
@@ -80,8 +89,7 @@ class Start:
 
     def parts(self) -> list[tuple[str, Known]]:
         """Label and value of every part; a figure that joins parts nobody tells apart stands for them."""
-        labels = {"weights": "weights", "kv_pool": "KV pool", "graphs": "CUDA graphs", "activations": "activation peak", "non_torch": "non-torch"}  # fmt: skip
-        out = [(labels[name], value) for name in PARTS if (value := self.get(name)) is not None]
+        out = [(LABELS[name], value) for name in PARTS if (value := self.get(name)) is not None]
         names = {label for label, _ in out}
         if "weights" not in names:
             joined = (("consumed", "weights and non-torch", "non-torch"), ("peak_torch", "weights and activation peak", "activation peak"), ("peak", "weights, activations and context at the peak", ""))  # fmt: skip

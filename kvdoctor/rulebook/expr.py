@@ -668,8 +668,22 @@ def _any(tests: Sequence[Test]) -> Test:
 def _compile(node: Node, tests: Sequence[Test]) -> Test:
     if isinstance(node, Comparison):
         return tests[node.index]
+    if node.op == "or" and all(isinstance(part, Comparison) and part.op == "known" for part in node.parts):
+        return _any_known([name for part in node.parts if isinstance(part, Comparison) for name in facts_of(part.left)])
     parts = [_compile(part, tests) for part in node.parts]
     return _all(parts) if node.op == "and" else _any(parts)
+
+
+def _any_known(names: Sequence[str]) -> Test:
+    """What a rule often asks first: is there any of these facts at all?"""
+
+    def test(facts: Facts) -> int:
+        for name in names:
+            if facts.get(name).__class__ is Known:
+                return TRUE
+        return FALSE
+
+    return test
 
 
 def fold(node: Node, codes: Sequence[int]) -> int:
