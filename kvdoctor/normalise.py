@@ -165,14 +165,14 @@ class _Part:
         with member.open() as stream:
             parsed = scan(stream, templates, year=self.year)
         self._add_log(member, found, parsed)
-        if any(word in edge for edge in edges for word in _KERNEL_WORDS):
-            self._kernel_in_log(member, edges)
+        said = recognise.kernel_lines(edges)
+        if said is not None:
+            self._kernel_in_log(member, said)
 
-    def _kernel_in_log(self, member: Member, edges: Sequence[bytes]) -> None:
+    def _kernel_in_log(self, member: Member, text: str) -> None:
         """A journal holds the kernel's lines between the server's."""
         from kvdoctor.parse import kernel
 
-        text = "\n".join(kernel.journal_line(line) for edge in edges for line in recognise.text_of(edge).splitlines())
         parsed = kernel.kernel_log(text)
         if not isinstance(parsed, kernel.NotThis) and (parsed.xids or parsed.kills or parsed.stalls):
             self.usable = True
@@ -945,9 +945,6 @@ def _moved(run: LogRun, years: int, shift: float) -> LogRun:
 
 # ---------------------------------------------------------------- logs
 
-
-_KERNEL_WORDS = (b"NVRM: Xid", b"oom-kill:", b"Out of memory: Kill", b"Memory cgroup out of memory", b"soft lockup")
-"""Words of the kernel that decide; a server never prints them itself."""
 
 _ENDS = frozenset(
     {"stats", "ready", "start_error", "oom", "exit", "graphs_end", "request_in", "request_out", "model_load"}

@@ -137,7 +137,12 @@ def _with_numbers(expression: str, rule: Rule) -> str:
 def _setting(view: View, facts: FactSet, replayed: WhatIfResult | None = None) -> Setting:
     target = view.target
     return Setting(
-        target.engine, target.newest_version(), target.args, facts, _simulated(replayed), target.beside(recognise.side())
+        target.engine,
+        target.newest_version(),
+        target.args,
+        facts,
+        _simulated(replayed),
+        target.beside(recognise.side()),
     )
 
 

@@ -75,7 +75,10 @@ class Member:
             try:
                 stream.seek(max(self.size - size, 0))
             except (OSError, io.UnsupportedOperation):
-                return b""
+                last = b""
+                while block := stream.read(1 << 18):
+                    last = (last + block)[-size:]
+                return last
             return stream.read(size)
 
     def read(self, limit: int = MAX_MEMBER_BYTES) -> bytes:
@@ -131,8 +134,8 @@ def _damage() -> tuple[type[Exception], ...]:
     return (OSError, EOFError, zlib.error)
 
 
-class _Whatever(io.RawIOBase):
-    """A packed file that is damaged, read as far as it goes."""
+class _CutShort(io.RawIOBase):
+    """A packed file without its end, read as far as it goes."""
 
     def __init__(self, path: Path) -> None:
         import gzip
@@ -146,12 +149,12 @@ class _Whatever(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """The next bytes; 0 where the damage begins."""
+        """The next bytes; 0 where the file ends."""
         if self._over:
             return 0
         try:
             data = self._packed.read1(len(buffer))
-        except _damage():
+        except EOFError:
             data = b""
         self._over = not data
         buffer[: len(data)] = data
@@ -164,7 +167,10 @@ class _Whatever(io.RawIOBase):
 
 
 def _unpacked(path: Path) -> tuple[int, bool]:
-    """(bytes a gzip file unpacks to, at most ``MAX_ARCHIVE_BYTES``; whether it is damaged)."""
+    """(bytes a gzip file unpacks to, at most ``MAX_ARCHIVE_BYTES``; whether its end is missing).
+
+    Raises OSError for one that was changed: what it unpacks to cannot be trusted.
+    """
     import gzip
 
     total = 0
@@ -172,13 +178,15 @@ def _unpacked(path: Path) -> tuple[int, bool]:
         try:
             while total < MAX_ARCHIVE_BYTES and (block := stream.read1(1 << 18)):
                 total += len(block)
-        except _damage():
+        except EOFError:
             return total, True
+        except _damage() as error:
+            raise OSError(errno.EIO, "the packed data is damaged") from error
     return total, False
 
 
 def _file_member(path: Path, name: str) -> Member:
-    """A member of a regular file; a gzip file is read unpacked, a damaged one up to the damage and marked as cut."""
+    """A member of a regular file; a gzip file is read unpacked, one without its end as far as it goes."""
     size = path.stat().st_size
     with path.open("rb") as stream:
         packed = stream.read(2) == b"\x1f\x8b"
@@ -187,12 +195,12 @@ def _file_member(path: Path, name: str) -> Member:
     import gzip
 
     if size <= MAX_CHECKED_BYTES:
-        size, damaged = _unpacked(path)
-        if damaged:
+        size, cut = _unpacked(path)
+        if cut:
             if not size:
-                raise OSError(errno.EIO, "a gzip file that is damaged from the start")
+                raise OSError(errno.EIO, "the packed data ends at once")
             return Member(
-                name, name, lambda: io.BufferedReader(_Whatever(path)), size, None, epoch_in_name(name), truncated=True
+                name, name, lambda: io.BufferedReader(_CutShort(path)), size, None, epoch_in_name(name), truncated=True
             )
     return Member(name, name, lambda: cast(BinaryIO, gzip.open(path, "rb")), size, None, epoch_in_name(name))
 
@@ -351,9 +359,11 @@ def read_stream(stream: BinaryIO, origin: str) -> Snapshot:
             with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:
                 while unpacked.tell() <= MAX_MEMBER_BYTES and (block := packed.read1(1 << 18)):
                     unpacked.write(block)
-        except _damage():
+        except EOFError:
             cut = True
-            warnings.append(f"{origin}: the packed data is damaged: read up to there")
+            warnings.append(f"{origin}: the packed data ends early: read up to there")
+        except _damage() as error:
+            raise SnapshotError(f"{origin}: the packed data is damaged; pack it again") from error
         if unpacked.tell() > MAX_MEMBER_BYTES:
             cut = True
             unpacked.truncate(MAX_MEMBER_BYTES)
@@ -421,7 +431,7 @@ class _Budgeted:
     def read(self, size: int) -> bytes:
         """The next bytes."""
         # read1: what lies before the damage of a cut archive is not lost
-        data = self._stream.read1(min(size, self._left + 1))  # type: ignore[attr-defined]
+        data: bytes = cast(Any, self._stream).read1(min(size, self._left + 1))
         self._left -= len(data)
         if self._left < 0:
             raise _OverBudget

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvdoctor.parse import Unread
+from kvdoctor.parse import Unread, kernel
 from kvdoctor.parse.kernel import (
     CgroupMemory,
     KernelLog,
@@ -399,3 +399,66 @@ def test_a_hostile_line_is_cut_before_it_is_read(piece: str) -> None:
     line = piece * 200_000
     for read in (kernel_log, ps, cgroup, meminfo, kubectl):
         assert read(line) is not None
+
+
+# ---------------------------------------------------------------- journals, manifests, dated tables
+
+
+def test_a_record_of_a_json_journal_is_a_dated_line() -> None:
+    record = (
+        '{"__REALTIME_TIMESTAMP":"1760069462000000","MESSAGE":"NVRM: Xid (PCI:0000:4e:00): 94, pid=214, Contained"}'
+    )
+    line = kernel.journal_line(record)
+    log = kernel.kernel_log(line)
+    assert isinstance(log, kernel.KernelLog)
+    assert (log.xids[0].number, log.xids[0].stamp.clock) == (94, 1760069462.0)
+    assert kernel.journal_line("Oct 10 04:11:04 gpu7 kernel: x") == "Oct 10 04:11:04 gpu7 kernel: x"
+    assert kernel.journal_line('{"MESSAGE": 3}') == '{"MESSAGE": 3}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[{"Id": "ab", "State": {"OOMKilled": true, "ExitCode": 137, "Running": false}}]',
+        '{"apiVersion": "v1", "kind": "Pod", "status": {"containerStatuses": [{"lastState": {"terminated": '
+        '{"exitCode": 137, "reason": "OOMKilled"}}}]}}',
+        "apiVersion: v1\nkind: Pod\nstatus:\n  containerStatuses:\n  - lastState:\n      terminated:\n        exitCode: 137\n"
+        "        reason: OOMKilled\n",
+    ],
+)
+def test_manifests_tell_how_a_container_ended(text: str) -> None:
+    found = kernel.kubectl(text)
+    assert isinstance(found, kernel.Kube)
+    (container,) = found.pods[0].containers
+    assert container.last_state is not None
+    assert (container.last_state.reason, container.last_state.exit_code) == ("OOMKilled", 137)
+
+
+def test_a_manifest_without_a_state_is_not_used() -> None:
+    assert isinstance(kernel.kubectl("apiVersion: v1\nkind: ConfigMap\ndata:\n  a: b\n"), kernel.NotThis)
+    assert isinstance(kernel.kubectl('{"apiVersion": "v1", "kind": "Pod", "status": {}}'), kernel.NotThis)
+
+
+def test_a_container_that_still_runs_has_no_exit_code() -> None:
+    found = kernel.kubectl('[{"Id": "ab", "State": {"OOMKilled": false, "ExitCode": 0, "Running": true}}]')
+    assert isinstance(found, kernel.Kube)
+    state = found.pods[0].containers[0].last_state
+    assert state is not None
+    assert isinstance(state.exit_code, Unread)
+
+
+def test_a_scaled_object_names_its_query() -> None:
+    found = kernel.kubectl(
+        "apiVersion: keda.sh/v1alpha1\nkind: ScaledObject\nspec:\n  triggers:\n  - type: prometheus\n    metadata:\n"
+        "      query: avg(DCGM_FI_DEV_GPU_UTIL)\n"
+    )
+    assert isinstance(found, kernel.Kube)
+    assert found.autoscalers[0].queries == ("avg(DCGM_FI_DEV_GPU_UTIL)",)
+
+
+@pytest.mark.parametrize("date", ["2025-10-10 06:00:00", "== 2025-10-10T06:00:00Z ==", "Fri Oct 10 06:00:00 UTC 2025"])
+def test_a_date_above_a_table_dates_its_rows(date: str) -> None:
+    table = kernel.ps(f"{date}\n  PID  PPID   RSS CMD\n    8     1  1000 VLLM::EngineCore\n")
+    assert isinstance(table, kernel.ProcessTable)
+    assert table.time_of(table.processes[0]) == 1760076000.0
+    assert table.bad_count == 0

@@ -107,7 +107,11 @@ def test_files_of_cases_and_samples_are_all_told() -> None:
     for folder in (*CASES, *SAMPLES):
         for file in folder.iterdir():
             if file.name != "expect.toml" and file.is_file():
-                assert sniff(file.read_bytes()[:HEAD], MARKERS, file.name) not in ("unknown", "binary", "html"), file
+                assert recognise.kind_of(file.read_bytes()[:HEAD], None, name=file.name) not in (
+                    "unknown",
+                    "binary",
+                    "html",
+                ), file
 
 
 @given(st.binary(max_size=2_000))

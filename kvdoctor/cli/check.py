@@ -73,7 +73,7 @@ def check(
     if baseline is not None:
         try:
             accepted = read_baseline(
-                baseline.read_text(encoding="utf-8"), str(baseline), active, datetime.now(UTC).date()
+                common.bytes_of(baseline).decode(), str(baseline), active, datetime.now(UTC).date()
             )
         except (OSError, UnicodeDecodeError) as error:
             common.fail(f"--baseline {baseline} cannot be read: {error}")

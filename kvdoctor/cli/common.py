@@ -115,6 +115,27 @@ def _stdin() -> BinaryIO:
     return sys.stdin.buffer
 
 
+MAX_TEXT = 32 << 20
+"""Bytes of a settings, baseline, dashboard or config file; none of them is that large."""
+
+
+def bytes_of(path: Path) -> bytes:
+    """The bytes of a small file; raises OSError, also for a device and for a file that cannot be what is wanted."""
+    import errno
+    import stat
+
+    mode = path.stat().st_mode
+    if stat.S_ISDIR(mode):
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode):
+        raise OSError(errno.EINVAL, "a device or a socket, not a file", str(path))
+    with path.open("rb") as stream:
+        data = stream.read(MAX_TEXT + 1)
+    if len(data) > MAX_TEXT:
+        raise OSError(errno.EFBIG, f"larger than {MAX_TEXT >> 20} MiB", str(path))
+    return data
+
+
 def settings(config: Path | None, rules: Sequence[Path], sets: Sequence[str]) -> tuple[tuple[Rule, ...], Config]:
     """Rules and settings from files, environment and options; usage error (2) when one is wrong."""
     from datetime import UTC, datetime
@@ -123,6 +144,8 @@ def settings(config: Path | None, rules: Sequence[Path], sets: Sequence[str]) ->
     from kvdoctor.rulebook.rule import RuleError, load_rules
 
     today = datetime.now(UTC).date()
+    if config is not None and (config.is_char_device() or config.is_socket()):
+        fail(f"--config {config}: a device or a socket, not a file")
     try:
         loaded = load_config(Path.cwd(), config, os.environ, sets, today)
         found = load_rules((*loaded.rule_dirs, *rules))

@@ -55,7 +55,7 @@ def lint(
     texts: list[tuple[str, str]] = []
     for file in files:
         try:
-            data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+            data = sys.stdin.buffer.read(common.MAX_TEXT + 1) if file == "-" else common.bytes_of(Path(file))
         except OSError as error:
             common.fail(f"{file}: {error.strerror}")
         texts.append(("standard input" if file == "-" else file, data.decode("utf-8", "replace")))

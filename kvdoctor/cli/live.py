@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import signal
 import sys
@@ -45,6 +46,9 @@ def request(
     from kvdoctor.collect.http import parse_header
     from kvdoctor.engines.base import engines
 
+    for option, value in (("--window", window), ("--timeout", timeout)):
+        if not math.isfinite(value):
+            common.fail(f"{option} {value}: a number of seconds is wanted")
     try:
         headers = dict(parse_header(h) for h in header)
     except SpecError as error:

@@ -114,7 +114,7 @@ def _kv(
             common.fail("give either a config or numbers, not both")
         path = config / "config.json" if config.is_dir() else config
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = json.loads(common.bytes_of(path))
         except OSError as error:
             common.fail(f"cannot read {path}: {error.strerror}")
         except (ValueError, RecursionError) as error:

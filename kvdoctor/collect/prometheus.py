@@ -301,10 +301,21 @@ def _row(row: Mapping[str, Any]) -> Row:
     pairs = row.get("values", [row["value"]] if "value" in row else [])
     points = []
     for pair in pairs if isinstance(pairs, list) else ():
-        if isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], (int, float)) and _number(pair[1]):
+        if isinstance(pair, list) and len(pair) == 2 and _is_time(pair[0]) and _number(pair[1]):
             points.append((float(pair[0]), pair[1]))
     named = {str(k): str(v) for k, v in labels.items()} if isinstance(labels, dict) else {}
     return Row(named, tuple(points))
+
+
+def _is_time(value: object) -> bool:
+    """Epoch seconds up to the year 9999."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 253_402_300_800
+
+
+def _count(text: str) -> int | None:
+    """A whole number of series; None for what no count() answers."""
+    value = float(text)
+    return int(value) if 0 <= value < 1e15 else None
 
 
 def _number(text: object) -> bool:
@@ -418,7 +429,11 @@ class _Reading:
         counted = self.store.instant(f"count({query})", request.end)
         if isinstance(counted, Failure):
             return counted
-        total = int(float(counted[0].points[0][1])) if counted and counted[0].points else 0
+        total = _count(counted[0].points[0][1]) if counted and counted[0].points else 0
+        if total is None:
+            return self.store.failure(
+                "/api/v1/query", "a count that is no number", "is this the address of Prometheus?"
+            )
         if total == 0:
             return self._none(anchors)
         if total > MAX_ANCHORS:
@@ -538,7 +553,7 @@ class _Reading:
         if isinstance(times, Failure):
             self.missing.append(times.missing)
             return []
-        dated = {self._slot(t): float(v) for row in times for t, v in row.points}
+        dated = {self._slot(t): float(v) for row in times for t, v in row.points if _is_time(float(v))}
         plain, split = wire_names(target.vocabulary.kinds)
         families = (("metrics", plain, False), ("metrics (histograms)", split, True))
         counts: dict[str, dict[int, int]] = {}
@@ -547,7 +562,8 @@ class _Reading:
             self.warnings.append(f"whether all series came could not be checked ({counted.missing.reason})")
         else:
             counts = {
-                r.labels.get("__name__", ""): {self._slot(t): int(float(v)) for t, v in r.points} for r in counted
+                r.labels.get("__name__", ""): {self._slot(t): n for t, v in r.points if (n := _count(v)) is not None}
+                for r in counted
             }
         rows: list[Row] = []
         for what, names, _ in families:

@@ -210,6 +210,7 @@ COMMON_PROMQL: tuple[Promql, ...] = (
     Promql("offload.store_failures", count("offload.failures")),
     Promql("offload.usage", "max by ({by}) (<offload.usage>)"),
     Promql("pd.expired", count("pd.expired")),
+    Promql("host.rss_samples", "max by ({by}) (count_over_time(<run.rss>[{win}]))"),
     Promql("host.rss_slope", "max by ({by}) (deriv(<run.rss>[{win}]))"),
     Promql("host.rss_growth", "max by ({by}) (<run.rss>) / (max by ({by}) (<run.rss> offset {win}) > 0) - 1"),
     Promql(

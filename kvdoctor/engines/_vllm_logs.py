@@ -661,7 +661,7 @@ _FAILURES: tuple[LogTemplate, ...] = (
     _error("engine_dead", "a fatal error", r"(?P<text>EngineCore encountered a fatal error)"),
     _error("engine_no_start", "failed", r"(?P<text>(?:EngineCore|WorkerProc) failed to start)", start=True),
     _error("engine_init_failed", "failed", r"(?P<text>Engine core initialization failed)", start=True),
-    _error("engine_dead_error", "EngineDeadError", r"(?<!Async)(?P<text>EngineDeadError)"),
+    _error("engine_dead_error", "DeadError", r"(?<!Async)(?P<text>EngineDeadError)"),
     _error("engine_exception", "hit an exception", r"(?P<text>(?:EngineCore|WorkerProc) hit an exception)"),
     _error("worker_proc_failed", "failed", r"(?P<text>WorkerProc failed)(?! to start)"),
     _error(

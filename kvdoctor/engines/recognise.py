@@ -163,6 +163,19 @@ def of_log(edges: Sequence[bytes]) -> Engine | None:
     return found or _by_message(edges)
 
 
+KERNEL_WORDS = (b"NVRM: Xid", b"oom-kill:", b"Out of memory: Kill", b"Memory cgroup out of memory", b"soft lockup")
+"""Words of the kernel that decide; a server never prints them itself."""
+
+
+def kernel_lines(edges: Sequence[bytes]) -> str | None:
+    """The edges of a log as text for the kernel's reader, when the kernel speaks in it (a journal); None otherwise."""
+    if not any(word in edge for edge in edges for word in KERNEL_WORDS):
+        return None
+    from kvdoctor.parse import kernel
+
+    return "\n".join(kernel.journal_line(line) for edge in edges for line in text_of(edge).splitlines())
+
+
 def log_templates(found: Engine | None, edges: Sequence[bytes]) -> list[LogTemplate]:
     """What a log is read with: its engine's templates, refusals common to all, and those of a side engine that occurs."""
     templates = [*(found.templates if found else ()), *_start_logs.TEMPLATES]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from kvdoctor.engines.base import Engine
 from kvdoctor.export.condition import Compiler, Filter, Used
-from kvdoctor.export.promql import Templates, as_duration, seconds, why_missing
+from kvdoctor.export.promql import WINDOWS, Templates, as_duration, seconds, why_missing
 from kvdoctor.export.yamltext import Tree, dump
 from kvdoctor.frozen import frozen
 from kvdoctor.rulebook.expr import FactRef, ThresholdRef
@@ -123,10 +123,15 @@ def _alerts_of(rule: Rule, templates: Templates) -> tuple[list[AlertRule], str]:
 
 
 def _own_window(rule: Rule, scope: Scope, templates: Templates) -> Templates:
-    """The templates over a window as long as the rule asks for (``target.window_s >= ...``)."""
+    """The templates over a window as long as the rule asks for (``target.window_s >= ...``, or that of one series)."""
     wanted = seconds(templates.window)
     for leaf in rule.conditions(scope)[1].leaves:
-        if leaf.left == FactRef("target.window_s") and leaf.op in (">", ">=") and isinstance(leaf.right, ThresholdRef):
+        if (
+            isinstance(leaf.left, FactRef)
+            and leaf.left.name in WINDOWS
+            and leaf.op in (">", ">=")
+            and isinstance(leaf.right, ThresholdRef)
+        ):
             wanted = max(wanted, float(rule.thresholds[leaf.right.name].value))
     if wanted <= seconds(templates.window):
         return templates

@@ -25,6 +25,9 @@ from kvdoctor.facts import FACTS
 End = Literal["", "lo", "hi"]
 ENDS: tuple[End, ...] = ("", "lo", "hi")
 
+WINDOWS = ("target.window_s", "host.rss_window_s")
+"""Facts that are the length of the window a query looks at."""
+
 _ROLE = re.compile(
     r"<(?P<role>[a-z_]+\.[a-z_0-9]+)(?:#(?P<key>\w+))?(?::(?P<part>bucket|sum|count))?(?:,(?P<more>[^<>]*))?>"
 )
@@ -262,7 +265,7 @@ class Templates:
     @cached_property
     def constants(self) -> Mapping[str, float | str]:
         """Facts that need no query: the window's length, and that an engine without preemption has none."""
-        out: dict[str, float | str] = {"target.window_s": seconds(self.window)}
+        out: dict[str, float | str] = {name: seconds(self.window) for name in WINDOWS}
         if self.engine.never_preempts(self.version, {}):
             out |= {"preempt.count": 0.0, "preempt.rate": 0.0, "preempt.per_finished": 0.0}
         kind = self.engine.preempt_kind(self.version, {})

@@ -102,9 +102,19 @@ def redact(snapshot: Snapshot, *, salt: bytes, include_raw_logs: bool = False, e
             missing.append(Missing(made.kind, origins[member.origin], made.reason, made.hint))
         elif made.redactions == (RAW_NOTE,):
             members.append(made)
+            continue
         else:
             name = f"{number:04d}-{label}{_SUFFIX.get(label, '.json' if kind in _JSON else '.txt')}"
             members.append(replace(made, name=name, origin=origins[member.origin]))
+        if (
+            kind == "log"
+            and not isinstance(made, _Left)
+            and (said := recognise.kernel_lines(_edges(member))) is not None
+        ):
+            data, notes = _kernel(said, veil, member.name)
+            beside = _made(member, "kernel", data, notes)
+            if isinstance(beside, Member):
+                members.append(replace(beside, name=f"{number:04d}-kernel.txt", origin=origins[member.origin]))
     left = len(snapshot.warnings)
     return Snapshot(
         tuple(members),
@@ -162,6 +172,11 @@ def _member(member: Member, kind: str, veil: Veil, forced: Engine | None, year: 
     read = _READERS.get(kind, _smi)
     data, notes = read(text, veil, member.name)
     return _made(member, "smi-query" if kind.startswith("smi-") else kind, data, notes)
+
+
+def _edges(member: Member) -> list[bytes]:
+    first = member.head(recognise.EDGE)
+    return [first] if member.size <= recognise.EDGE else [first, member.tail(recognise.EDGE)]
 
 
 def _made(member: Member, kind: str, data: bytes | None, notes: tuple[str, ...]) -> Member | _Left:

@@ -237,7 +237,12 @@ def _stall(stall: Stall, veil: Veil) -> list[str]:
 def ps(table: ProcessTable, veil: Veil) -> bytes:
     """pid, parent, state, sizes, shares and times with a reduced command."""
     lines = ["PID PPID STAT RSS VSZ %CPU %MEM TIME ELAPSED STARTED COMMAND"]
+    dated: float | None = None
     for p in table.processes:
+        when = table.time_of(p)
+        if when is not None and when != dated:
+            lines.append(datetime.fromtimestamp(when, UTC).strftime("%Y-%m-%d %H:%M:%S"))
+            dated = when
         started = datetime.fromtimestamp(p.start, UTC).strftime("%a %b %d %H:%M:%S %Y") if p.start is not None else "-"
         cells = [
             str(p.pid), _dash(p.ppid), p.state if isinstance(p.state, str) and re.fullmatch(r"[A-Za-z<+]{1,6}", p.state) else "-",

@@ -142,10 +142,12 @@ _PATHS = words.known(
 
 class Origins:
     """Paths and addresses -> ``p1/log3``, ``http://host1:8000/metrics``. What a diagnosis tells by them stays: which share a
-    folder or a server, their order, a log and its rotated pieces, the port."""
+    folder or a server, their order, a log and its rotated pieces, the pages of replicas in one folder, the port."""
 
     def __init__(self, origins: Iterable[tuple[str, str]]) -> None:
         self._names: dict[str, str] = {}
+        origins = list(origins)
+        series = _series(origin for origin, kind in origins if kind != "log")
         places: dict[str, str] = {}
         stems: dict[str, str] = {}
         hosts: dict[str, str] = {}
@@ -162,7 +164,9 @@ class Origins:
             folder = os.path.dirname(origin)
             place = places.setdefault(folder, f"p{len(places) + 1}/") if folder else ""
             stem = _ROTATED.sub("", origin)
-            if kind != "log":
+            if origin in series:
+                self._names[origin] = f"{place}{kind}{series[origin]}"
+            elif kind != "log":
                 self._names[origin] = f"{place}{kind}{number}"
             elif stem in stems:
                 self._names[origin] = f"{stems[stem]}.{number}"
@@ -171,6 +175,27 @@ class Origins:
 
     def __getitem__(self, origin: str) -> str:
         return self._names[origin]
+
+
+_TIMED = re.compile(r"^(.*?)([0-9]{9,13}(?:\.[0-9]{1,9})?)(?:\.[a-z]{1,8}){0,2}$", re.S)
+
+
+def _series(origins: Iterable[str]) -> dict[str, str]:
+    """Files named by time of which one folder holds several series: ``2-1795957400`` is a page of the second."""
+    found: dict[str, dict[str, list[tuple[str, str]]]] = {}
+    for origin in sorted(set(origins)):
+        timed = _TIMED.match(origin)
+        if timed and not _URL.match(origin):
+            found.setdefault(os.path.dirname(origin), {}).setdefault(timed.group(1), []).append(
+                (origin, timed.group(2))
+            )
+    return {
+        origin: f"-{number}-{time}"
+        for parts in found.values()
+        if len(parts) > 1 and all(len({t for _, t in files}) == len(files) for files in parts.values())
+        for number, files in enumerate(parts.values(), 1)
+        for origin, time in files
+    }
 
 
 def _natural(text: str) -> list[tuple[int, int, str]]:

@@ -9,8 +9,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
-from rich.cells import cell_len, chop_cells
-
 Cell = tuple[str, str]
 """A text and its style."""
 
@@ -121,6 +119,23 @@ class Page:
         return f"\x1b[{';'.join([_SGR[word] for word in style.split()])}m{text}\x1b[0m"
 
 
+def cell_len(text: str) -> int:
+    """Columns a text takes on a terminal."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len as columns  # its tables are needed for wide letters only
+
+    return columns(text)
+
+
+def _chopped(word: str, width: int) -> list[str]:
+    if word.isascii():
+        return [word[at : at + width] for at in range(0, len(word), width)]
+    from rich.cells import chop_cells
+
+    return chop_cells(word, width)
+
+
 def _breaks(text: str, width: int) -> Iterator[int]:
     """Where lines of ``width`` columns begin in a text (but the first): at words; a word longer than a line is cut."""
     column = 0
@@ -130,7 +145,7 @@ def _breaks(text: str, width: int) -> Iterator[int]:
         if length <= width - column:
             column += cell_len(word)
         elif length > width:
-            pieces = chop_cells(word, width)
+            pieces = _chopped(word, width)
             for piece in pieces:
                 if start:
                     yield start

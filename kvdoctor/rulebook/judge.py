@@ -66,7 +66,7 @@ class _Program:
         self.gate_test: Test | None = None
         if rule.gated and scope == "target":
             self.gate, self.gate_test = _first(_GATE)
-        elif (applies := rule.conditions(scope)[0]) is not None:
+        elif (applies := rule.applies_on(scope)) is not None:
             self._applies = rule.bound(applies)
             self.gate, self.gate_test = _first(self._applies)
 

@@ -212,6 +212,10 @@ class Rule:
             return self.applies_condition, self.when_condition
         return self._group_conditions
 
+    def applies_on(self, scope: Scope) -> Condition | None:
+        """``applies`` on that level; ``when`` stays uncompiled, most rules never get to it."""
+        return self.applies_condition if scope == "target" or self.group_when is None else self._group_conditions[0]
+
     def bound(self, condition: Condition) -> Bound:
         """A condition of this rule with its thresholds, ready to be evaluated."""
         return condition.bind(self.thresholds if condition.thresholds else {})

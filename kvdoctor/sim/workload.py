@@ -374,7 +374,10 @@ _COLUMNS = {
 
 
 def _csv(head: str, stream: Iterable[str], name: str) -> Workload:
-    header = [cell.strip().lower() for cell in next(csv.reader([head]))]
+    try:
+        header = [cell.strip().lower() for cell in next(csv.reader([head]))]
+    except csv.Error as error:
+        raise TraceError(f"{name}:1: no csv header: {error}") from error
     at: dict[str, int] = {}
     for key, names in _COLUMNS.items():
         found = next((header.index(one) for one in names if one in header), None)
