@@ -698,7 +698,7 @@ def _servers(
                 )
             del servers[identity]
     out: list[tuple[list[Scrape], Engine | None, list[SourceNote], int]] = []
-    for group in [part for group in servers.values() for part in _apart(group)]:
+    for group in [part for pages_of_one in servers.values() for part in _apart(pages_of_one)]:
         runs: list[list[_Page]] = []
         for page in sorted(group, key=_page_order):
             home = next((r for r in runs if _same_process(r[-1][0], page[0])), None)

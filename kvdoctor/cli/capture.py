@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvdoctor.cli import EXIT_UNKNOWN, common
+from kvdoctor.cli import EXIT_UNKNOWN, common, options
 
 if TYPE_CHECKING:
     from kvdoctor.snapshot import Snapshot
@@ -24,32 +24,16 @@ def capture(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The archive to write (.tar.gz).", show_default=False)
     ] = None,
-    url: Annotated[
-        list[str] | None, typer.Option("--url", help="Address of a server, or k8s:NS/POD[:PORT]. Repeatable.")
-    ] = None,
-    log: Annotated[
-        list[str] | None,
-        typer.Option("--log", help="FILE, -, journal:UNIT, docker:NAME or k8s:NS/POD[/CONTAINER]. Repeatable."),
-    ] = None,
-    window: Annotated[
-        float, typer.Option("--window", help="Seconds between the first and the last of five scrapes.", min=1, max=3600)
-    ] = 10.0,
-    header: Annotated[
-        list[str] | None, typer.Option("--header", help="HTTP header, e.g. 'Authorization: Bearer ...'. Repeatable.")
-    ] = None,
-    timeout: Annotated[float, typer.Option("--timeout", help="Seconds one request may take.", min=0.1, max=120)] = 5.0,
-    engine: Annotated[str | None, typer.Option("--engine", help="Overrule detection of the engine.")] = None,
-    prometheus: Annotated[
-        str | None,
-        typer.Option(
-            "--prometheus", help="Address of a Prometheus-compatible server: look into the past of one target."
-        ),
-    ] = None,
-    select: Annotated[str, typer.Option("--select", help='Labels of that target: instance="10.0.0.5:8000".')] = "",
-    since: Annotated[str, typer.Option("--since", help="How far back: 30m, 2h, or a time.")] = "10m",
-    at: Annotated[
-        str | None, typer.Option("--at", help="End of the window (a time or an epoch); now by default.")
-    ] = None,
+    url: options.Url = None,
+    log: options.Log = None,
+    window: options.Window = 10.0,
+    header: options.Header = None,
+    timeout: options.Timeout = 5.0,
+    engine: options.EngineName = None,
+    prometheus: options.Prometheus = None,
+    select: options.Select = "",
+    since: options.Since = "10m",
+    at: options.At = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would be written and write nothing.")] = False,
     include_raw_logs: Annotated[
         bool,

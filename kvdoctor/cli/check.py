@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from kvdoctor.cli import common
+from kvdoctor.cli import common, options
 
 _FORMATS = ("text", "json", "junit", "github", "markdown", "textfile")
 
@@ -38,14 +38,10 @@ def check(
         bool, typer.Option("--allow-unknown", help="Suspected rules do not give exit code 3.")
     ] = False,
     exit_zero: Annotated[bool, typer.Option("--exit-zero", help="Exit 0 whatever was found.")] = False,
-    engine: Annotated[str | None, typer.Option("--engine", help="Overrule detection of the engine.")] = None,
-    rules: Annotated[list[Path] | None, typer.Option("--rules", help="Folder with further rules. Repeatable.")] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Change a threshold: KV200.near_done_share=0.4. Repeatable.")
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option("--config", help="Settings file instead of kvdoctor.toml or pyproject.toml.")
-    ] = None,
+    engine: options.EngineName = None,
+    rules: options.Rules = None,
+    set_: options.Set = None,
+    config: options.ConfigFile = None,
 ) -> None:
     """Judge captured snapshots in CI. Unknown is skipped, never passed. Exit 0 clean, 1 a finding, 2 error, 3 could not tell.
 

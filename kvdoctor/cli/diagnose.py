@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kvdoctor.cli import common
+from kvdoctor.cli import common, options
 
 
 def diagnose(
@@ -18,33 +18,17 @@ def diagnose(
             help="Snapshot folders or archives, sample:NAME, or loose files; none: this host, live.", show_default=False
         ),
     ] = None,
-    url: Annotated[
-        list[str] | None, typer.Option("--url", help="Address of a server, or k8s:NS/POD[:PORT]. Repeatable.")
-    ] = None,
-    log: Annotated[
-        list[str] | None,
-        typer.Option("--log", help="FILE, -, journal:UNIT, docker:NAME or k8s:NS/POD[/CONTAINER]. Repeatable."),
-    ] = None,
-    window: Annotated[
-        float, typer.Option("--window", help="Seconds between the first and the last of five scrapes.", min=1, max=3600)
-    ] = 10.0,
-    header: Annotated[
-        list[str] | None, typer.Option("--header", help="HTTP header, e.g. 'Authorization: Bearer ...'. Repeatable.")
-    ] = None,
-    timeout: Annotated[float, typer.Option("--timeout", help="Seconds one request may take.", min=0.1, max=120)] = 5.0,
-    prometheus: Annotated[
-        str | None,
-        typer.Option(
-            "--prometheus", help="Address of a Prometheus-compatible server: look into the past of one target."
-        ),
-    ] = None,
-    select: Annotated[str, typer.Option("--select", help='Labels of that target: instance="10.0.0.5:8000".')] = "",
-    since: Annotated[str, typer.Option("--since", help="How far back: 30m, 2h, or a time.")] = "10m",
-    at: Annotated[
-        str | None, typer.Option("--at", help="End of the window (a time or an epoch); now by default.")
-    ] = None,
+    url: options.Url = None,
+    log: options.Log = None,
+    window: options.Window = 10.0,
+    header: options.Header = None,
+    timeout: options.Timeout = 5.0,
+    prometheus: options.Prometheus = None,
+    select: options.Select = "",
+    since: options.Since = "10m",
+    at: options.At = None,
     save: Annotated[Path | None, typer.Option("--save", help="Keep what was read as a snapshot (.tar.gz).")] = None,
-    engine: Annotated[str | None, typer.Option("--engine", help="Overrule detection of the engine.")] = None,
+    engine: options.EngineName = None,
     format: Annotated[str, typer.Option("--format", help="text, json or html.")] = "text",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the report to a file.")] = None,
     verbose: Annotated[
@@ -57,13 +41,9 @@ def diagnose(
     what_if: Annotated[
         str, typer.Option("--what-if", help="Replay the load under other policies and sizes: none, auto or full.")
     ] = "auto",
-    rules: Annotated[list[Path] | None, typer.Option("--rules", help="Folder with further rules. Repeatable.")] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Change a threshold: KV200.near_done_share=0.4. Repeatable.")
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option("--config", help="Settings file instead of kvdoctor.toml or pyproject.toml.")
-    ] = None,
+    rules: options.Rules = None,
+    set_: options.Set = None,
+    config: options.ConfigFile = None,
 ) -> None:
     """Say what is wrong with an inference server, with evidence and what to do.
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kvdoctor.cli import common
+from kvdoctor.cli import common, options
 
 
 def diff(
@@ -19,14 +19,10 @@ def diff(
     exit_zero: Annotated[bool, typer.Option("--exit-zero", help="Exit 0 whatever the outcome.")] = False,
     what_if: Annotated[
         str, typer.Option("--what-if", help="Replay the load of each side: none, auto or full.")
-    ] = "none",
-    rules: Annotated[list[Path] | None, typer.Option("--rules", help="Folder with further rules. Repeatable.")] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Change a threshold: KV200.near_done_share=0.4. Repeatable.")
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option("--config", help="Settings file instead of kvdoctor.toml or pyproject.toml.")
-    ] = None,
+    ] = "auto",
+    rules: options.Rules = None,
+    set_: options.Set = None,
+    config: options.ConfigFile = None,
 ) -> None:
     """Say whether a change helped, beyond noise, and what it cost. Exit 1 worse, 3 not comparable, else 0.
 
@@ -44,8 +40,8 @@ def diff(
         common.fail(f"--format {format}: choose text or json")
     mode = common.what_if_mode(what_if)
     active, loaded = common.settings(config, rules or (), set_ or ())
-    options = Options(what_if=mode, config=loaded)
-    result = compare(*(diagnose(common.read([path]), active, options) for path in (before, after)))
+    wanted = Options(what_if=mode, config=loaded)
+    result = compare(*(diagnose(common.read([path]), active, wanted) for path in (before, after)))
     machine = to_dict(result, __version__)
     if format == "json":
         common.write(json.dumps(machine, indent=2, ensure_ascii=False), output)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kvdoctor.cli import common
+from kvdoctor.cli import common, options
 
 
 def explain(
     name: Annotated[
         str, typer.Argument(help="A verdict (name or ID), fact, lever, flag, metric, or a log line in quotes.")
     ],
-    rules: Annotated[list[Path] | None, typer.Option("--rules", help="Folder with further rules. Repeatable.")] = None,
+    rules: options.Rules = None,
 ) -> None:
     """Say what a verdict, fact, flag, metric or log line means.
 

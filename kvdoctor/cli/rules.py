@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kvdoctor.cli import common
+from kvdoctor.cli import common, options
 
 app = typer.Typer(
     help="The rule catalogue: what each verdict means, and a lint for your own rules.", no_args_is_help=True
@@ -16,7 +16,7 @@ app = typer.Typer(
 
 @app.command("list")
 def list_(
-    rules: Annotated[list[Path] | None, typer.Option("--rules", help="Folder with further rules. Repeatable.")] = None,
+    rules: options.Rules = None,
 ) -> None:
     """One line per rule: ID, name, severity, stage, title."""
     active, _ = common.settings(None, rules or (), ())
@@ -30,7 +30,7 @@ def list_(
 @app.command()
 def show(
     name: Annotated[str, typer.Argument(help="Name or ID of a rule.")],
-    rules: Annotated[list[Path] | None, typer.Option("--rules", help="Folder with further rules. Repeatable.")] = None,
+    rules: options.Rules = None,
 ) -> None:
     """The page of one rule: what it means, what it is not, thresholds with their reasons, fix, proof."""
     from kvdoctor.facts import suggest

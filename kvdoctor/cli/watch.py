@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvdoctor.cli import common
+from kvdoctor.cli import common, options
 
 if TYPE_CHECKING:
     from kvdoctor.collect.follow import Follow
@@ -22,13 +22,8 @@ if TYPE_CHECKING:
 
 
 def watch(
-    url: Annotated[
-        list[str] | None, typer.Option("--url", help="Address of a server, or k8s:NS/POD[:PORT]. Repeatable.")
-    ] = None,
-    log: Annotated[
-        list[str] | None,
-        typer.Option("--log", help="FILE, -, journal:UNIT, docker:NAME or k8s:NS/POD[/CONTAINER]. Repeatable."),
-    ] = None,
+    url: options.Url = None,
+    log: options.Log = None,
     window: Annotated[
         float, typer.Option("--window", help="Seconds that are judged together, ending now.", min=10, max=3600)
     ] = 120.0,
@@ -47,22 +42,16 @@ def watch(
     speed: Annotated[
         float, typer.Option("--speed", help="Pace of a replay: 10 plays ten minutes in one.", min=0.01, max=1e6)
     ] = 1.0,
-    header: Annotated[
-        list[str] | None, typer.Option("--header", help="HTTP header, e.g. 'Authorization: Bearer ...'. Repeatable.")
-    ] = None,
-    timeout: Annotated[float, typer.Option("--timeout", help="Seconds one request may take.", min=0.1, max=120)] = 5.0,
-    engine: Annotated[str | None, typer.Option("--engine", help="Overrule detection of the engine.")] = None,
+    header: options.Header = None,
+    timeout: options.Timeout = 5.0,
+    engine: options.EngineName = None,
     fail_on: Annotated[
         str | None,
         typer.Option("--fail-on", help="Exit 1 when the last diagnosis holds a finding of this severity or above."),
     ] = None,
-    rules: Annotated[list[Path] | None, typer.Option("--rules", help="Folder with further rules. Repeatable.")] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Change a threshold: KV200.near_done_share=0.4. Repeatable.")
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option("--config", help="Settings file instead of kvdoctor.toml or pyproject.toml.")
-    ] = None,
+    rules: options.Rules = None,
+    set_: options.Set = None,
+    config: options.ConfigFile = None,
 ) -> None:
     """Watch a server: verdict, pool, queue, preemptions, latency, memory, findings.
 
@@ -90,15 +79,15 @@ def watch(
     level = fail_on or loaded.fail_on or "never"
     if level not in ("critical", "high", "medium", "low", "info", "never"):
         common.fail(f"--fail-on {level}: choose critical, high, medium, low, info or never")
-    options = Options(engine=engine, what_if="none", config=loaded)
+    wanted = Options(engine=engine, what_if="none", config=loaded)
     terminal = sys.stdout.isatty() and sys.stderr.isatty() and not once and os.environ.get("TERM") != "dumb"
-    watcher = Watcher(active, options, window_s=window, steady_beat=not terminal)
+    watcher = Watcher(active, wanted, window_s=window, steady_beat=not terminal)
     sampler: Sampler
     if replay is not None:
         from kvdoctor.watch.replay import Replay
 
         source = f"replay of {Path(replay).name}" + (f" x{speed:g}" if speed != 1 else "")
-        sampler = Replay(common.read([replay]), active, options, speed=speed, duration_s=duration)
+        sampler = Replay(common.read([replay]), active, wanted, speed=speed, duration_s=duration)
     else:
         source, sampler = _live(url or [], log or [], header or [], timeout, interval, duration, engine)
     file = _TextFile(textfile) if textfile is not None else None
