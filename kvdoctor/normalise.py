@@ -6,11 +6,11 @@ server run it belongs to. A member nobody understands stays in the list of sourc
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import UTC, datetime
@@ -326,19 +326,23 @@ class _Part:
         into.append(Timed(member.origin, member.time, parsed))
 
     def _version(self, member: Member, text: str) -> None:
-        self.versions.append(Timed(member.origin, member.time, str(json.loads(text)["version"])))
+        from kvdoctor.parse import endpoints
+
+        found = endpoints.version(text)
+        if isinstance(found, Unread):
+            self._note(member, "version", f"could not be read: {found.reason}")
+            return
+        self.versions.append(Timed(member.origin, member.time, found))
         self._note(member, "version", "ok")
 
     def _models(self, member: Member, text: str) -> None:
-        for entry in json.loads(text)["data"]:
-            length = entry.get("max_model_len")
-            self.models.append(
-                Timed(
-                    member.origin,
-                    member.time,
-                    (str(entry.get("id", "")), float(length) if isinstance(length, (int, float)) else None),
-                )
-            )
+        from kvdoctor.parse import endpoints
+
+        found = endpoints.models(text)
+        if isinstance(found, Unread):
+            self._note(member, "models", f"could not be read: {found.reason}")
+            return
+        self.models.extend(Timed(member.origin, member.time, one) for one in found)
         self._note(member, "models", "ok")
 
     def _command(self, member: Member, text: str) -> None:
@@ -430,10 +434,11 @@ class _Assembly:
             targets.append(target)
         with_pages = list(targets)
         groups = _same_run(self.runs)
+        starts = Counter(g[0][0].engine.name for g in groups if g[0][0].engine and any(r.has_start for r, _ in g))
         for group in groups:
             run = group[0][0]
-            rivals = [g for g in groups if g[0][0].engine is run.engine and any(r.has_start for r, _ in g)]
-            alone = len(rivals) <= 1 or not any(r.has_start for r, _ in group)
+            rivals = starts[run.engine.name] if run.engine is not None else 0
+            alone = rivals <= 1 or not any(r.has_start for r, _ in group)
             home = _home(group, with_pages, alone=alone)
             if home is None and not any(r.has_start or r.of("stats") for r, _ in group):
                 # a fragment without a start or a stats line (a client's error log) belongs to the only server of its engine
@@ -578,6 +583,10 @@ _REPLICA_LABELS = frozenset({"tp_rank", "pp_rank", "moe_ep_rank", "pid"})
 """Labels whose values repeat one and the same reading (each tensor-parallel rank exports it)."""
 
 
+MOST = 1e30
+"""No count, size or time of a server comes near; beyond it sums would overflow."""
+
+
 def _read_name(
     page: exposition.Exposition, series: Series, name: SeriesName, rank_labels: Sequence[str], scrape: Scrape
 ) -> bool:
@@ -591,8 +600,8 @@ def _read_name(
         return True
     grouped: dict[Key, dict[tuple[tuple[str, str], ...], tuple[float, int]]] = {}
     for sample in samples:
-        if math.isnan(sample.value):
-            continue
+        if not abs(sample.value) < MOST:
+            continue  # NaN, Inf, and what no server can have counted
         key = (_rank(sample.labels, rank_labels), _split_key(sample, name))
         rest = tuple(sorted((k, v) for k, v in sample.labels.items() if k not in _REPLICA_LABELS))
         slot = grouped.setdefault(key, {})
@@ -1003,9 +1012,9 @@ def _same_run(runs: list[_Run]) -> list[list[_Run]]:
     for item in runs:
         run = item[0]
         home = None
-        for group in groups:
+        for group in groups if run.engine is not None else ():
             other = group[-1][0]
-            if other.engine is not run.engine or other.origin == run.origin or run.engine is None:
+            if other.engine is not run.engine or other.origin == run.origin:
                 continue
             # containers number their processes alike: two logs that both start a server are two servers
             shared = bool((run.pids - {1}) & (other.pids - {1})) and not (_starts(run) & _starts(other))
@@ -1081,17 +1090,16 @@ def _fold_generic(targets: list[Target]) -> list[Target]:
     known = [t for t in targets if t.engine is not None]
     generic = [t for t in targets if t.engine is None and not t.scrapes]
     if len(known) == 1:
-        for extra in generic:
-            known[0].logs.extend(extra.logs)
-            known[0].sources.extend(extra.sources)
-        return [t for t in targets if t not in generic]
-    if not known and len(generic) > 1:
-        first = generic[0]
-        for extra in generic[1:]:
-            first.logs.extend(extra.logs)
-            first.sources.extend(extra.sources)
-        return [first, *(t for t in targets if t not in generic)]
-    return targets
+        home, rest = known[0], generic
+    elif not known and len(generic) > 1:
+        home, rest = generic[0], generic[1:]
+    else:
+        return targets
+    for extra in rest:
+        home.logs.extend(extra.logs)
+        home.sources.extend(extra.sources)
+    gone = {id(t) for t in rest}
+    return [t for t in targets if id(t) not in gone]
 
 
 def _count_restarts(targets: list[Target]) -> list[Target]:

@@ -321,11 +321,10 @@ def _sum(scrape: Scrape, role: str) -> float | None:
 def _report(name: str, view: View, verdicts: list[Verdict], facts: FactSet, intake: Intake) -> TargetReport:
     target = view.target
     chosen = choose(verdicts, facts)
+    owned = {s for t in intake.targets for s in t.sources}
+    # what belongs to no server stands beside each of them: the host's readings, and what could not be read or understood
     host_notes = [
-        s
-        for s in intake.sources
-        if s.kind in _HOST_KINDS
-        or s.status.startswith(("missing", "not understood", "text without", "not a metrics", "log of an unknown"))
+        s for s in intake.sources if s.kind in _HOST_KINDS or (s not in owned and not s.status.startswith("ok"))
     ]
     sources: list[SourceNote] = list(target.sources)
     sources.extend(s for s in host_notes if s not in sources)

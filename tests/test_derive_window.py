@@ -286,3 +286,18 @@ def test_aborts_are_counted_once() -> None:
     (view,) = views(("m_1795000100.prom", with_aborts(0, 10)), ("m_1795000110.prom", with_aborts(10, 40)))
     assert fact(view, "req.finished").hi == 30
     assert fact(view, "req.error_share").hi == 0.25
+
+
+def test_data_parallel_ranks_of_a_log_are_led_by_the_first_of_their_processes() -> None:
+    """With attention split over data-parallel ranks the tensor-parallel numbers run on: DP1 is TP2 and TP3."""
+    line = "[2025-09-02 10:0{m}:00 DP{d} TP{t}] Decode batch. #running-req: {r}, #token: {n}, token usage: {u}, #queue-req: {q}"
+    rows = [
+        line.format(m=m, d=d, t=t, r=r, n=n, u=u, q=q)
+        for m in range(4)
+        for d, t, r, n, u, q in ((0, 0, 80, 430000, 0.98, 30), (0, 1, 80, 430000, 0.98, 30), (1, 2, 5, 9000, 0.02, 0), (1, 3, 5, 9000, 0.02, 0))
+    ]  # fmt: skip
+    (view,) = views(("server.log", "\n".join(rows)))
+    assert view.rank_names == ["0", "1"]
+    assert len(view.stats) == 8
+    assert view.facts.number("req.running") == 85
+    assert view.facts.number("spread.usage_gap") == pytest.approx(0.96)

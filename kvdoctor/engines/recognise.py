@@ -169,6 +169,7 @@ KERNEL_WORDS = (b"NVRM: Xid", b"oom-kill:", b"Out of memory: Kill", b"Memory cgr
 
 def kernel_lines(edges: Sequence[bytes]) -> str | None:
     """The edges of a log as text for the kernel's reader, when the kernel speaks in it (a journal); None otherwise."""
+    edges = [edge if detect_encoding(edge) == "utf-8" else text_of(edge).encode() for edge in edges]
     if not any(word in edge for edge in edges for word in KERNEL_WORDS):
         return None
     from kvdoctor.parse import kernel

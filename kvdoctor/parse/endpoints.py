@@ -334,3 +334,24 @@ def client_errors(text: str) -> tuple[ClientError, ...] | Unread:
                 )
             )
     return tuple(found) if found else Unread("no error body in JSON")
+
+
+def version(text: str) -> str | Unread:
+    """``{"version": "0.32.0"}``, as vLLM's /version answers."""
+    whole = _decode(text)
+    if isinstance(whole, Unread):
+        return whole
+    found = _object(whole).get("version")
+    return found if isinstance(found, str) else Unread("it names no version")
+
+
+def models(text: str) -> tuple[tuple[str, float | None], ...] | Unread:
+    """(id, longest sequence in tokens or None) of each model, as the OpenAI-style /v1/models answers."""
+    whole = _decode(text)
+    if isinstance(whole, Unread):
+        return whole
+    rows = _object(whole).get("data")
+    if not isinstance(rows, list):
+        return Unread("it lists no models")
+    found = tuple((name, _number(row, "max_model_len")) for row in map(_object, rows) if (name := _text(row, "id")))
+    return found or Unread("it lists no models")

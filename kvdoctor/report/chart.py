@@ -85,8 +85,8 @@ def finite(points: Sequence[Point]) -> list[Point]:
 
 def nice_top(largest: float) -> float:
     """The smallest round number that is not below ``largest``; 1 for nothing at all."""
-    if largest <= 0:
-        return 1.0
+    if largest < 1e-300:
+        return 1.0  # nothing at all; the power of ten below would be nothing either
     power = 10.0 ** math.floor(math.log10(largest))
     return next(step * power for step in (1, 2, 2.5, 5, 10, 20) if step * power >= largest)
 
