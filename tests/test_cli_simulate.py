@@ -95,6 +95,19 @@ def test_text_has_table_pictures_and_what_was_assumed() -> None:
     assert max(len(line) for line in found.stdout.splitlines() if "█" in line) <= 100
 
 
+def test_a_captured_server_is_told_how_to_follow_the_policy(tmp_path: Path) -> None:
+    (tmp_path / "kept.toml").write_text(
+        'admission = {mode = "full_prompt", free_share = 0.05}\nvictim = {order = "value"}\n'
+    )
+    said = call(
+        "sample:vllm-saturated", "--policy", str(tmp_path / "kept.toml"), "--requests", "60", "--seeds", "1"
+    ).stdout
+    assert "To run kept:" in said
+    assert "--watermark F: 0.05" in said
+    assert "victim.order = value cannot be set on vLLM 0.32.0" in said
+    assert "To run" not in call("sample:vllm-saturated", "--requests", "60", "--seeds", "1").stdout
+
+
 def test_a_trace_and_the_line_of_its_mistake(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,100,20\n1,200,30\n", encoding="utf-8")

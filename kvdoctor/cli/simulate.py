@@ -12,6 +12,7 @@ import typer
 from kvdoctor.cli import EXIT_UNKNOWN, common
 
 if TYPE_CHECKING:
+    from kvdoctor.engines.base import Engine
     from kvdoctor.policy import Policy
     from kvdoctor.report.simulate import Allocation, Run
     from kvdoctor.sim import Bench, Cell, Goal, Workload
@@ -147,6 +148,7 @@ def simulate(
         load.observed,
         tuple(_allocation(kind, grant) for kind, grant in grants),
         f"first token within {ttft_limit:g} s, no gap between tokens above {stall_limit:g} s",
+        load.flags(variants),
     )
     text = (
         to_json(result)
@@ -170,6 +172,7 @@ class _Load:
         assumed: Sequence[str],
         observed: dict[str, float | str | bool | None] | None = None,
         engines: int = 1,
+        server: tuple[Engine, str | None] | None = None,
     ) -> None:
         self.name = name
         self.loads = tuple(loads)
@@ -177,7 +180,22 @@ class _Load:
         self.assumed = tuple(assumed)
         self.observed = observed
         self.engines = engines
+        self._server = server
         self._bench = bench
+
+    def flags(self, variants: Sequence[Variant]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """How the captured server is told to follow each policy that is not the one in force."""
+        from kvdoctor.advise.render import render_policy
+
+        if self._server is None:
+            return ()
+        engine, version = self._server
+        said = ((one.name, render_policy(one.policy, engine, version)) for one in variants if one.policy != self.policy)
+        return tuple(
+            (name, tuple(act.instead if act.flag is None else f"{act.flag}: {act.to}" for act in acts))
+            for name, acts in said
+            if acts
+        )
 
     def bench(self, max_running: int | None, batch_tokens: int | None) -> Bench:
         """The server with the limits asked for."""
@@ -267,6 +285,7 @@ def _captured(source: str, requests: int, seeds: int, clients: int | None, goal:
             found.assumed,
             seen,
             found.engines,
+            None if inputs.engine is None else (inputs.engine, inputs.version),
         )
         break
     if ready is None:

@@ -64,7 +64,10 @@ class Allocation:
 
 @frozen
 class Simulation:
-    """Everything ``simulate`` says. ``observed``: what the capture counted, None for a trace or a seed."""
+    """Everything ``simulate`` says. ``observed``: what the capture counted, None for a trace or a seed.
+
+    ``flags``: for each policy how the captured server's version is told to follow it, or that it cannot be told.
+    """
 
     load: str
     runs: tuple[Run, ...]
@@ -72,6 +75,7 @@ class Simulation:
     observed: Mapping[str, float | str | bool | None] | None = None
     allocations: tuple[Allocation, ...] = ()
     goal: str = ""
+    flags: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 def to_json(result: Simulation) -> str:
@@ -136,6 +140,8 @@ def render(result: Simulation, *, width: int = 100, pictures: bool = True) -> st
         lines += _pictures(result.runs, width)
     if result.allocations:
         lines += [*_allocators(result.allocations), ""]
+    for name, said in result.flags:
+        lines += [f"To run {name}:", *(f"  {one}" for one in said), ""]
     lines.append("Assumed:")
     lines += [f"  {one}" for one in result.assumed] or ["  nothing"]
     return "\n".join(lines) + "\n"
