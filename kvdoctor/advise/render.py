@@ -51,15 +51,18 @@ _KEYS: Mapping[str, _Key] = {
 """Every policy key and the lever nearest to it."""
 
 
-def render_policy(policy: Policy, engine: Engine, version: str | None) -> list[Action]:
-    """One action per key that ``policy`` sets (apart from the stock policy) and this version does not do by default.
+def render_policy(policy: Policy, engine: Engine, version: str | None, now: Policy | None = None) -> list[Action]:
+    """One action per key that ``policy`` sets (apart from the stock policy) and the server does not do now.
+
+    ``now`` is the policy in force; without it, what this version does by default.
 
     An action has a flag where the version can be set to exactly that; otherwise ``instead`` says that it cannot and names
     what comes closest. A detail of a mode (the seconds of a cooldown, the weights of an order) follows its mode's action.
     """
     found = engine.scheduler(version, {})
     scheduler = found if isinstance(found, Scheduler) else None
-    now = scheduler.policy if scheduler is not None else Policy()
+    if now is None:
+        now = scheduler.policy if scheduler is not None else Policy()
     out: list[Action] = []
     said: set[str] = set()
     wishes = Policy().differences(policy)

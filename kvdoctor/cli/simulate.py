@@ -190,7 +190,11 @@ class _Load:
         if self._server is None:
             return ()
         engine, version = self._server
-        said = ((one.name, render_policy(one.policy, engine, version)) for one in variants if one.policy != self.policy)
+        said = (
+            (one.name, render_policy(one.policy, engine, version, self.policy))
+            for one in variants
+            if one.policy != self.policy
+        )
         return tuple(
             (name, tuple(act.instead if act.flag is None else f"{act.flag}: {act.to}" for act in acts))
             for name, acts in said
