@@ -657,15 +657,3 @@ def write_archive(snapshot: Snapshot, path: Path, tool: str) -> int:
             info.mode = 0o600
             archive.addfile(info, io.BytesIO(data))
     return path.stat().st_size
-
-
-def digest(snapshot: Snapshot) -> str:
-    """A digest of the members' names and bytes (first MiB of each): the same snapshot gives the same seed."""
-    import hashlib
-
-    total = hashlib.sha256()
-    for member in sorted(snapshot.members, key=lambda m: m.name):
-        total.update(member.name.encode("utf-8", "surrogateescape"))
-        total.update(str(member.size).encode())
-        total.update(member.head(1 << 20))
-    return total.hexdigest()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kvdoctor import snapshot as snapshots
-from kvdoctor.snapshot import SnapshotError, digest, memory_member, read_archive, read_paths, read_stream, write_archive
+from kvdoctor.snapshot import SnapshotError, memory_member, read_archive, read_paths, read_stream, write_archive
 
 LOG = b"".join(b"INFO 11-29 10:00:%02d [core.py:1] line %d\n" % (i % 60, i * 7919) for i in range(2000))
 
@@ -149,11 +149,10 @@ def test_a_stream_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
         assert any("only the first" in w for w in read.warnings)
 
 
-def test_names_that_are_no_text_are_written_and_counted(tmp_path: Path) -> None:
+def test_names_that_are_no_text_are_written(tmp_path: Path) -> None:
     odd = snapshots.Snapshot((memory_member("b\udcff.log", b"INFO x"),), taken=1.0)
     write_archive(odd, tmp_path / "o.tar.gz", "test")
     assert [m.read() for m in read_archive(tmp_path / "o.tar.gz").members] == [b"INFO x"]
-    assert digest(odd) != digest(snapshots.Snapshot((memory_member("b.log", b"INFO x"),)))
 
 
 def test_a_gzip_file_that_was_changed_is_not_trusted(tmp_path: Path) -> None:
