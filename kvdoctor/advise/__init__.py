@@ -269,6 +269,8 @@ _PULLS: Mapping[tuple[str, str], tuple[tuple[str, str], ...]] = {
         ("admission.free_share", "up"),
         ("admission.full_prompt", "on"),
         ("admission.reserve_output", "up"),
+        # longer requests and more of them want the same pool
+        ("mem.max_model_len", "up"),
     ),
     ("kv.pool_share", "up"): (("kv.pool_share", "down"), ("mem.graphs", "up")),
     ("admission.reserve_output", "down"): (("admission.free_share", "up"),),

@@ -307,7 +307,11 @@ def _expected(view: View, role: str) -> bool:
         return False
     for series in engine.series:
         if series.role == role and not series.absent_is_zero:
+            version = view.target.version
+            # a version that is not known may be a later one than the last that had the name
             return any(
-                not n.ignore and in_range(view.target.version, n.since, n.until) is not False for n in series.names
+                not n.ignore
+                and (n.until is None if version is None else in_range(version, n.since, n.until) is not False)
+                for n in series.names
             )
     return False

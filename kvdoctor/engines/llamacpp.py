@@ -396,6 +396,7 @@ LEVERS: tuple[Lever, ...] = (
     ),
     Lever(
         "mem.max_model_len", "-c N", default="from the model", setting="ctx_size",
+        values={"up": "the longest request times the slots (that length alone with --kv-unified)"},
         effect="The context of one slot is -c with a unified pool and -c / -np otherwise.",
         cost="Memory grows with N.", next_limit="device memory", verify="n_ctx_slot in the start line",
     ),
