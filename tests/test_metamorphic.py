@@ -1,7 +1,7 @@
 """The verdict depends on what a snapshot says, not on how it was written down; and less evidence never makes another cause.
 
 Changes that must not change the verdict: files renamed or listed in another order, all times shifted by a week, process ids,
-addresses, request ids and model names changed, the log in any wrapping, unrelated lines between its lines, half a line before
+addresses, request ids and model names changed, counters that had counted before, the log in any wrapping, unrelated lines between its lines, half a line before
 its first and after its last, other encodings.
 
 Deciding lines taken away (all lines of one message of a log, or all series of one metric, in turn). With ``before`` the rules
@@ -202,11 +202,37 @@ def encoded(encoding: str, end: str = "\n") -> Callable[[Files, random.Random], 
     return change
 
 
+_COUNTED = re.compile(
+    r"^([A-Za-z_:][\w:]*(?:_total|_sum|_count|_bucket)(?:\{[^}\n]*\})?) ([\d.e+]+)((?: \d+)?\r?)$", re.M
+)
+LIFE = 4096
+"""Counts of an earlier life of the server, exact in floating point."""
+
+
+def longer_served(files: Files, draw: random.Random) -> Files:
+    """The server had counted before the first of several pages: only what was counted between them matters."""
+    pages = {name for name, raw in files.items() if kind_of(raw) == "exposition"}
+    if len(pages) < 2:
+        return files
+
+    texts = {name: recognise.text_of(raw) for name, raw in files.items() if name in pages}
+    # a series that appears with its first event had counted nothing before
+    everywhere = set.intersection(*({m.group(1) for m in _COUNTED.finditer(text)} for text in texts.values()))
+
+    def counted(match: re.Match[str]) -> str:
+        if match.group(1) not in everywhere:
+            return match.group()
+        return f"{match.group(1)} {float(match.group(2)) + LIFE!r}{match.group(3)}"
+
+    return {**files, **{name: _COUNTED.sub(counted, text).encode() for name, text in texts.items()}}
+
+
 CHANGES: dict[str, Callable[[Files, random.Random], Files]] = {
     "renamed": renamed,
     "reordered": reordered,
     "a week later": week_later,
     "other identities": other_identities,
+    "longer served": longer_served,
     "unrelated lines": with_unrelated_lines,
     "half lines": with_half_lines,
     "crlf": encoded("utf-8", "\r\n"),
