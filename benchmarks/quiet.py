@@ -16,7 +16,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -39,9 +38,10 @@ def _trace() -> list[tuple[float, int, int]]:
     return [(at - rows[0][0], prompt, output) for at, prompt, output in rows]
 
 
-@dataclass(frozen=True, slots=True)
 class _Traced(Scenario):
     """The trace, round after round."""
+
+    __slots__ = ()
 
     def requests(self, engine: int, life: int) -> Iterator[Request]:
         rows = _trace()

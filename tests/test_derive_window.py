@@ -12,6 +12,7 @@ from kvdoctor.derive import derive
 from kvdoctor.derive.view import View, last_run, slope
 from kvdoctor.facts import Known, Unknown
 from kvdoctor.normalise import normalise
+from kvdoctor.pipeline import diagnose
 from kvdoctor.readings import Histogram
 from kvdoctor.snapshot import Snapshot, memory_member
 
@@ -301,3 +302,22 @@ def test_data_parallel_ranks_of_a_log_are_led_by_the_first_of_their_processes() 
     assert len(view.stats) == 8
     assert view.facts.number("req.running") == 85
     assert view.facts.number("spread.usage_gap") == pytest.approx(0.96)
+
+
+def test_time_lines_hold_the_mean_latency_between_pages() -> None:
+    def page(total: float, count: int) -> str:
+        name = "vllm:time_to_first_token_seconds"
+        return (
+            f"# TYPE {name} histogram\n"
+            + "".join(f'{name}_bucket{{engine="0",le="{edge}"}} {count}\n' for edge in ("10.0", "+Inf"))
+            + f'{name}_sum{{engine="0"}} {total}\n{name}_count{{engine="0"}} {count}\n'
+            + '# TYPE vllm:kv_cache_usage_perc gauge\nvllm:kv_cache_usage_perc{engine="0"} 0.4\n'
+        )
+
+    pages = [(0, 10.0, 5), (60, 22.0, 9), (120, 22.0, 9), (180, 23.0, 11)]
+    members = tuple(
+        memory_member(f"metrics_{1790000000 + at}.prom", page(total, count).encode(), time=1790000000.0 + at)
+        for at, total, count in pages
+    )
+    drawn = diagnose(Snapshot(members), ()).main.series
+    assert drawn["latency.ttft"] == ((1790000060.0, 3.0), (1790000180.0, 0.5))

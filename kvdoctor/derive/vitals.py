@@ -57,15 +57,18 @@ def _status(fact: Fact, watch: float | None, bad: float | None) -> Status:
 
 
 def series(view: View) -> dict[str, tuple[tuple[float, float], ...]]:
-    """Dated points for time lines: usage, running, waiting, preemptions per scrape, generation rate."""
+    """Dated points for time lines: usage, running, waiting, preemptions per scrape, generation rate, mean latencies (s)."""
     out: dict[str, list[tuple[float, float]]] = {
         "kv.usage": [],
         "req.running": [],
         "req.waiting": [],
         "preemptions": [],
         "tok.gen_rate": [],
+        "latency.ttft": [],
+        "latency.itl": [],
     }
     before: dict[str, tuple[float, float]] = {}
+    served: dict[str, tuple[float, float]] = {}
     for scrape in view.target.scrapes:
         if scrape.time is None:
             continue
@@ -82,6 +85,15 @@ def series(view: View) -> dict[str, tuple[tuple[float, float], ...]]:
                 gap = scrape.time - before[name][0]
                 out[name].append((scrape.time, (total - before[name][1]) / (gap if name == "tok.gen_rate" else 1.0)))
             before[name] = (scrape.time, total)
+        for role in ("latency.ttft", "latency.itl"):
+            kept = [h for h, _ in scrape.histograms.get(role, {}).values()]
+            known = [(h.sum, h.total) for h in kept if h.sum is not None and h.total is not None]
+            last = served.pop(role, None)
+            if not kept or len(known) < len(kept):
+                continue
+            now = served[role] = (math.fsum(s for s, _ in known), math.fsum(n for _, n in known))
+            if last is not None and now[1] > last[1] and now[0] >= last[0]:
+                out[role].append((scrape.time, (now[0] - last[0]) / (now[1] - last[1])))
     if not out["kv.usage"]:
         for stat in view.stats:
             if stat.time is None:

@@ -164,6 +164,8 @@ def _charts(report: Report) -> Markup:
     draw("Requests", {"req.running": ("running", "s1"), "req.waiting": ("waiting", "s2")}, "count")
     draw("Preemptions since the sample before", {"preemptions": ("", "s3")}, "count", bars=True)
     draw("Tokens generated per second", {"tok.gen_rate": ("", "s4")}, "count")
+    draw("Time to first token, mean since the sample before", {"latency.ttft": ("", "s1")}, "s")
+    draw("Time between tokens, mean since the sample before", {"latency.itl": ("", "s2")}, "s")
     return join(out)
 
 
