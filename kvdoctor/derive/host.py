@@ -201,16 +201,42 @@ def _xids(view: View, host: HostReadings) -> None:
 # -------------------------------------------------------------------- kills and hangs
 
 
+SURVIVED_S = 60.0
+"""A server that is served from so long after a kill did not die of it: when a worker is killed its engine ends at once."""
+
+
+def _life(view: View) -> tuple[float | None, float | None]:
+    """Start of the server's process (else the first sign of it) and the last sign of life; epoch seconds."""
+    target = view.target
+    started = [r.value for s in target.scrapes for r in s.values.get("run.start", {}).values()]
+    pages = [s.time for s in target.scrapes if s.time is not None]
+    lines = [run.first_time for run in target.logs if run.first_time is not None]
+    lived = [*pages, *(s.time for s in view.stats if s.time is not None)]
+    first = max(started) if started else min([*pages, *lines], default=None)
+    return first, max(lived, default=None)
+
+
+def _can_concern(view: View, when: float | None) -> bool:
+    """A kill long before this server started, or one it lived on after, hit something else."""
+    first, last = _life(view)
+    if when is None or first is None:
+        return True
+    if when < first - JOIN_S:
+        return False
+    return not (when > first and last is not None and last - when > SURVIVED_S)
+
+
 def _kills(view: View, host: HostReadings) -> None:
     facts = view.facts
     for timed in host.kernel:
         for kill in timed.value.kills:
-            facts.set("host.oom_kill", measured(True, "e", f"{timed.origin}:{kill.line}"))
-            view.note_event(
-                kill.stamp.clock if kill.stamp.zoned else None,
-                f"the kernel killed {kill.process} ({kill.pid}): host memory",
-                f"{timed.origin}:{kill.line}",
-            )
+            when = kill.stamp.clock if kill.stamp.zoned else None
+            source, other = f"{timed.origin}:{kill.line}", ""
+            if _can_concern(view, when):
+                facts.set("host.oom_kill", measured(True, "e", source))
+            else:
+                other = "; not this server, which started later or lived on"
+            view.note_event(when, f"the kernel killed {kill.process} ({kill.pid}): host memory{other}", source)
     for timed_kube in host.kube:
         for pod in timed_kube.value.pods:
             for container in pod.containers:
