@@ -156,7 +156,7 @@ def test_own_rules_are_loaded_and_linted(tmp_path: Path) -> None:
     assert "acme-pool" in listed.stdout
     file.write_text(rule.replace("kv.usage_max", "kv.usge_max"))
     wrong = kvdoctor("rules", "test", str(tmp_path))
-    assert wrong.returncode == 1
+    assert wrong.returncode == 2
     assert "kv.usage_max" in wrong.stdout
 
 

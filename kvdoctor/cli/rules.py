@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kvdoctor.cli import common, options
+from kvdoctor.cli import EXIT_USAGE, common, options
 
 app = typer.Typer(
     help="The rule catalogue: what each verdict means, and a lint for your own rules.", no_args_is_help=True
@@ -49,7 +49,7 @@ def show(
 
 @app.command()
 def test(paths: Annotated[list[Path], typer.Argument(help="Rule files or folders.")]) -> None:
-    """Lint your own rules as strictly as the shipped ones, and run their examples."""
+    """Lint your own rules as strictly as the shipped ones, and run their examples. Exit 2 when a rule is bad."""
     from kvdoctor.rulebook.lint import lint
 
     files: list[Path] = []
@@ -63,5 +63,5 @@ def test(paths: Annotated[list[Path], typer.Argument(help="Rule files or folders
     for problem in problems:
         common.emit(f"{problem}\n")
     if problems:
-        raise typer.Exit(1)
+        raise typer.Exit(EXIT_USAGE)
     common.emit(f"{len(files)} rule file(s), no problem\n")

@@ -13,6 +13,7 @@ A settings file is ``kvdoctor.toml``, or the table ``[tool.kvdoctor]`` of a ``py
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -181,7 +182,7 @@ class _File:
         self.rules(self.table(table.get("rules", {}), ("rules",)))
         for rule, row in self.table(table.get("thresholds", {}), ("thresholds",)).items():
             for name, value in self.table(row, ("thresholds", rule)).items():
-                if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
+                if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e300:
                     raise self.fail(("thresholds", rule, name), f"a number is wanted, not {value!r}")
                 origin = self.place("thresholds", rule, name)
                 self.draft.changes.append(Change(rule, name, float(value), origin))
@@ -254,8 +255,8 @@ def _change(item: str, place: str) -> Change:
         value = float(right)
     except ValueError:
         raise ConfigError(place, left.strip(), f"a number is wanted, not {right.strip()!r}") from None
-    if value != value:
-        raise ConfigError(place, left.strip(), "not a number")
+    if not math.isfinite(value):
+        raise ConfigError(place, left.strip(), f"a finite number is wanted, not {right.strip()!r}")
     return Change(rule, name, value, f"{place} {item.strip()}")
 
 
