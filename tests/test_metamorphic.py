@@ -1,7 +1,7 @@
 """The verdict depends on what a snapshot says, not on how it was written down; and less evidence never makes another cause.
 
 Changes that must not change the verdict: files renamed or listed in another order, all times shifted by a week, process ids,
-addresses, request ids and model names changed, counters that had counted before, the log in any wrapping, unrelated lines between its lines, half a line before
+addresses, request ids and model names changed, source lines and ports changed, counters that had counted before, the log in any wrapping, unrelated lines between its lines, half a line before
 its first and after its last, other encodings.
 
 Deciding lines taken away (all lines of one message of a log, or all series of one metric, in turn). With ``before`` the rules
@@ -164,6 +164,21 @@ UNRELATED = (
 _BEGINS = re.compile(r"\(\w[^)]*pid=\d|\[?\d{4}-\d\d|INFO|WARNING|ERROR|slot |srv |\[TM\]|time=|\d{4}/\d\d|\[TensorRT")
 
 
+_LINE_NUMBERS = re.compile(r"(\b[\w/-]+\.(?:py|cc|cpp|cu|rs|go)(?::|\", line ))(\d{1,5})(?=[\]:,) ]|$)", re.M)
+_SERVED = re.compile(r"(\bport[ =:]+|0\.0\.0\.0:|127\.0\.0\.1:|localhost:)(\d{2,5})\b")
+
+
+def other_numbers(files: Files, draw: random.Random) -> Files:
+    """Another build prints other source lines, and another host serves on other ports."""
+    more = draw.randrange(1, 50)
+
+    def changed(text: str) -> bytes:
+        text = _LINE_NUMBERS.sub(lambda m: f"{m.group(1)}{int(m.group(2)) + more}", text)
+        return _SERVED.sub(lambda m: f"{m.group(1)}{1024 + (int(m.group(2)) + more) % 60_000}", text).encode()
+
+    return on_logs(files, changed)
+
+
 def with_unrelated_lines(files: Files, draw: random.Random) -> Files:
     """Between messages, never inside one."""
 
@@ -233,6 +248,7 @@ CHANGES: dict[str, Callable[[Files, random.Random], Files]] = {
     "a week later": week_later,
     "other identities": other_identities,
     "longer served": longer_served,
+    "other numbers": other_numbers,
     "unrelated lines": with_unrelated_lines,
     "half lines": with_half_lines,
     "crlf": encoded("utf-8", "\r\n"),
