@@ -136,6 +136,18 @@ def test_standard_input_that_does_not_end_is_taken_as_far_as_it_came() -> None:
     assert any("had not ended" in w for w in taken.warnings)
 
 
+def test_when_standard_input_is_finished_nothing_reads_its_descriptor_any_more() -> None:
+    for _ in range(20):
+        reader, writer = os.pipe()
+        log = StreamLog(reader)
+        os.write(writer, b"a line\n")
+        log.finish(hurry=True)
+        os.write(writer, b"for somebody else\n")
+        os.close(writer)
+        assert b"somebody else" in os.read(reader, 100)
+        os.close(reader)
+
+
 def test_standard_input_keeps_head_and_tail_in_bounded_memory() -> None:
     reader, writer = os.pipe()
     log = StreamLog(reader, tail=200_000, head=1000)

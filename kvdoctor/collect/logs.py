@@ -254,7 +254,7 @@ class StreamLog:
         try:
             while not self._stop.is_set():
                 ready, _, _ = select.select([self._descriptor], [], [], 0.1)
-                if not ready:
+                if not ready or self._stop.is_set():
                     continue
                 block = os.read(self._descriptor, 1 << 16)
                 if not block:
@@ -283,6 +283,9 @@ class StreamLog:
         """What has come so far; an input that still flows is given one more second to end."""
         ended = self._ended.wait(0.0 if hurry else 1.0)
         self._stop.set()
+        if self._thread is not None:
+            # the caller may close the descriptor now, and its number may be somebody else's the moment after
+            self._thread.join(1.0)
         warnings = () if ended else ("standard input had not ended: the lines up to now were read",)
         return self._take(warnings)
 
