@@ -53,32 +53,23 @@ def capture(
     import secrets
 
     from kvdoctor import __version__
-    from kvdoctor.engines.base import engines
     from kvdoctor.redact import redact
     from kvdoctor.redact.limit import limit
     from kvdoctor.snapshot import write_archive
 
     if output is None and not dry_run:
         common.fail("say where to write: -o FILE.tar.gz (or --dry-run to only list)")
-    if engine is not None and engine not in engines():
-        common.fail(f"--engine {engine}: choose one of {', '.join(sorted(engines()))}")
-    common.one_source(paths, url, log, prometheus)
+    common.known_engine(engine)
     if output is not None:
         _check_target(output)
     if include_raw_logs:
         sys.stderr.write(
             "kvdoctor: warning: logs are kept as they are; they may hold prompts, API keys, addresses and user names\n"
         )
-    if paths:
-        snapshot = common.read(paths)
-    elif prometheus is not None:
-        from kvdoctor.cli.past import take_past
-
-        snapshot = take_past(prometheus, select, since, at, header or [], max(timeout, 30.0), engine)
-    else:
-        from kvdoctor.cli.live import take
-
-        snapshot = take(url or [], log or [], window, header or [], timeout, engine)
+    snapshot = common.take(
+        paths, url=url or [], log=log or [], window=window, header=header or [], timeout=timeout, engine=engine,
+        prometheus=prometheus, select=select, since=since, at=at,
+    )  # fmt: skip
     salt = secrets.token_bytes(32)
     reduced = limit(redact(snapshot, salt=salt, include_raw_logs=include_raw_logs, engine=engine), int(max_mb * 2**20))
     common.write(_listing(reduced), None)

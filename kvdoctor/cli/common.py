@@ -66,14 +66,12 @@ def resolve(path: str) -> str:
     return str(samples_dir() / name)
 
 
-def one_source(
-    paths: Sequence[str] | None, url: Sequence[str] | None, log: Sequence[str] | None, prometheus: str | None
-) -> None:
-    """Usage error when files, a live reading and the past are mixed: each is a diagnosis of its own."""
-    if paths and (url or log):
-        fail("give either files or --url/--log, not both: a live reading and files are two diagnoses")
-    if prometheus is not None and (paths or url or log):
-        fail("give either --prometheus or files or --url/--log: the past of one target is a diagnosis of its own")
+def known_engine(name: str | None) -> None:
+    """Usage error for an ``--engine`` that has no table."""
+    from kvdoctor.engines.base import engines
+
+    if name is not None and name not in engines():
+        fail(f"--engine {name}: choose one of {', '.join(sorted(engines()))}")
 
 
 def open_one(path: str) -> Snapshot:
@@ -134,6 +132,36 @@ def bytes_of(path: Path) -> bytes:
     if len(data) > MAX_TEXT:
         raise OSError(errno.EFBIG, f"larger than {MAX_TEXT >> 20} MiB", str(path))
     return data
+
+
+def take(
+    paths: Sequence[str] | None,
+    *,
+    url: Sequence[str],
+    log: Sequence[str],
+    window: float,
+    header: Sequence[str],
+    timeout: float,
+    engine: str | None,
+    prometheus: str | None,
+    select: str,
+    since: str,
+    at: str | None,
+) -> Snapshot:
+    """What a command is to look at: files, the past of one target, or a live reading. Usage error when they are mixed."""
+    if paths and (url or log):
+        fail("give either files or --url/--log, not both: a live reading and files are two diagnoses")
+    if prometheus is not None and (paths or url or log):
+        fail("give either --prometheus or files or --url/--log: the past of one target is a diagnosis of its own")
+    if paths:
+        return read(paths)
+    if prometheus is not None:
+        from kvdoctor.cli.past import take_past
+
+        return take_past(prometheus, select, since, at, header, max(timeout, 30.0), engine)
+    from kvdoctor.cli import live
+
+    return live.take(url, log, window, header, timeout, engine)
 
 
 def settings(config: Path | None, rules: Sequence[Path], sets: Sequence[str]) -> tuple[tuple[Rule, ...], Config]:

@@ -53,30 +53,21 @@ def diagnose(
       kvdoctor diagnose logs/ metrics_*.prom
       kvdoctor diagnose --url http://127.0.0.1:8000 --log journal:vllm
     """
-    from kvdoctor.engines.base import engines
     from kvdoctor.pipeline import Options, exit_code
     from kvdoctor.pipeline import diagnose as run
 
     if format not in ("text", "json", "html"):
         common.fail(f"--format {format}: choose text, json or html")
     mode = common.what_if_mode(what_if)
-    if engine is not None and engine not in engines():
-        common.fail(f"--engine {engine}: choose one of {', '.join(sorted(engines()))}")
+    common.known_engine(engine)
     active, loaded = common.settings(config, rules or (), set_ or ())
     level = fail_on or loaded.fail_on or "never"
     if level not in ("critical", "high", "medium", "low", "info", "never"):
         common.fail(f"--fail-on {level}: choose critical, high, medium, low, info or never")
-    common.one_source(paths, url, log, prometheus)
-    if paths:
-        snapshot = common.read(paths)
-    elif prometheus is not None:
-        from kvdoctor.cli.past import take_past
-
-        snapshot = take_past(prometheus, select, since, at, header or [], max(timeout, 30.0), engine)
-    else:
-        from kvdoctor.cli.live import take
-
-        snapshot = take(url or [], log or [], window, header or [], timeout, engine)
+    snapshot = common.take(
+        paths, url=url or [], log=log or [], window=window, header=header or [], timeout=timeout, engine=engine,
+        prometheus=prometheus, select=select, since=since, at=at,
+    )  # fmt: skip
     report = run(snapshot, active, Options(engine=engine, what_if=mode, config=loaded))
     if save is not None:
         from kvdoctor.cli.live import keep

@@ -65,12 +65,10 @@ def watch(
       kvdoctor watch --replay sample:vllm-saturated --speed 10
       kvdoctor watch --textfile /var/lib/node_exporter/kvdoctor.prom
     """
-    from kvdoctor.engines.base import engines
     from kvdoctor.pipeline import Options, exit_code
     from kvdoctor.watch.watcher import Watcher
 
-    if engine is not None and engine not in engines():
-        common.fail(f"--engine {engine}: choose one of {', '.join(sorted(engines()))}")
+    common.known_engine(engine)
     if replay is not None and (url or log):
         common.fail("give either --replay or --url/--log, not both: a recording and a live server are two watches")
     if textfile is not None and not textfile.parent.is_dir():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from kvdoctor.derive.view import ONE_SCRAPE, TAKE_TWO, Delta, Sampled, View, last_run, slope
+from kvdoctor.derive.view import ONE_SCRAPE, PAGE_OR_STATS, TAKE_TWO, Delta, Sampled, View, last_run, slope
 from kvdoctor.facts import FACTS as TABLE
 from kvdoctor.facts import Fact, Known, Unknown, bound, combine, estimated, measured
 from kvdoctor.readings import Scrape
@@ -169,7 +169,7 @@ def _queue(view: View, rank: str) -> None:
             ]
             facts.set(name + "_max", _largest([*samples, *logged]))
         else:
-            facts.set(name, view.unknown(name, f"no metric or log line tells it ({role})", TAKE_TWO))
+            facts.set(name, view.unknown(name, "neither a metric nor a log line tells it", PAGE_OR_STATS))
     capacity = view.samples("req.waiting_reason", rank, "capacity")
     if capacity:
         facts.set("req.waiting_capacity", _last(capacity))
@@ -406,8 +406,7 @@ def _usage(view: View, rank: str) -> None:
     scraped, logged, how = usage_samples(view, rank)
     if not scraped and not logged:
         for name in ("kv.usage_last", "kv.usage_max", "kv.usage_mean", "kv.full_share"):
-            facts.set(name, view.unknown(name, "neither a metric nor a log line tells the usage of the KV pool",
-                                         "give the engine's metrics page or its log with stats lines"))  # fmt: skip
+            facts.set(name, view.unknown(name, "neither a metric nor a log line tells the usage of the KV pool", PAGE_OR_STATS))  # fmt: skip
     else:
         main = scraped or logged
         last, top = main[-1], max([*scraped, *logged], key=lambda s: s.value)
@@ -935,16 +934,18 @@ def _prefix(view: View) -> None:
             Known(share, share, "measured", "L" if outside.span == "L" else "w", found.source),
         )
     else:
-        lookups = [(r, e) for r, e in view.target.events("offload_lookup") if e.number("total")]
+        lookups = [
+            (loaded, total, r.source(e))
+            for r, e in view.target.events("offload_lookup")
+            if (total := e.number("total")) and (loaded := e.number("need_load")) is not None
+        ]
         if lookups:
-            total = math.fsum(e.number("total") or 0.0 for _, e in lookups)
-            loaded = math.fsum(v for _, e in lookups if (v := e.number("need_load")) is not None)
             facts.set(
                 "prefix.external_hit_share",
                 measured(
-                    loaded / total,
+                    math.fsum(part for part, _, _ in lookups) / math.fsum(whole for _, whole, _ in lookups),
                     "w",
-                    lookups[0][0].source(lookups[0][1]),
+                    lookups[0][2],
                     note="tokens loaded from the second tier / looked up",
                 ),
             )
@@ -1007,15 +1008,14 @@ def _prefix_from_log(view: View) -> None:
             view.facts.set("prefix.lookup_tokens", measured(total, "w", where))
             return
     reuse = [
-        (r, e)
+        (kept, tokens, r.source(e))
         for r, e in view.target.events("slot_reuse")
-        if e.number("cached_tokens") is not None and e.number("n_tokens")
+        if (tokens := e.number("n_tokens")) and (kept := e.number("cached_tokens")) is not None
     ]
     if reuse:
-        hit = math.fsum(e.number("cached_tokens") or 0.0 for _, e in reuse)
-        total = math.fsum(e.number("n_tokens") or 0.0 for _, e in reuse)
-        view.facts.set("prefix.hit_share", measured(min(hit / total, 1.0), "w", reuse[0][0].source(reuse[0][1])))
-        view.facts.set("prefix.lookup_tokens", measured(total, "w", reuse[0][0].source(reuse[0][1])))
+        hit, total = math.fsum(part for part, _, _ in reuse), math.fsum(whole for _, whole, _ in reuse)
+        view.facts.set("prefix.hit_share", measured(min(hit / total, 1.0), "w", reuse[0][2]))
+        view.facts.set("prefix.lookup_tokens", measured(total, "w", reuse[0][2]))
         return
     rates = [(s.event.number("prefix_hit"), s.source) for s in view.stats if s.event.number("prefix_hit") is not None]
     if rates and rates[-1][0] is not None:

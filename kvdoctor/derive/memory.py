@@ -312,8 +312,9 @@ def _other_use(view: View, event: LogEvent, total: float | None, source: str) ->
     free, reserved, mine = event.number("free"), event.number("reserved"), event.number("this_process")
     if total is None or free is None:
         return
-    ours = (event.number("allocated") or 0.0) + (event.number("unallocated") or 0.0)
-    if mine is not None and ours > 0 and _is_another(total, free, mine, ours):
+    allocated, unallocated = event.number("allocated"), event.number("unallocated")
+    ours = allocated + unallocated if allocated is not None and unallocated is not None else reserved
+    if mine is not None and ours and _is_another(total, free, mine, ours):
         view.facts.set(
             "oom.foreign", estimated(mine, "e", source, note="the process the message lists is not this one")
         )

@@ -19,6 +19,7 @@ from kvdoctor.parse.serverlog import LogEvent
 from kvdoctor.readings import Histogram, LogRun, Reading, Target, rank_order
 
 ONE_SCRAPE = "only one scrape: a counter needs two to give a difference"
+PAGE_OR_STATS = "give the engine's metrics page or its log with stats lines"
 TAKE_TWO = "take a second scrape some seconds later (kvdoctor diagnose --url does) and give both"
 
 
