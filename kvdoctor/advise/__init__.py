@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from kvdoctor.advise.frees import frees
 from kvdoctor.engines.base import COMMON_COMMANDS, Args, Command, Engine, Lever, in_range, lever_for
 from kvdoctor.facts import LEVERS, Fact, FactSet, How, Known
 from kvdoctor.findings import Action, Advice, Plan, Turn, Verdict, Watermark, WhatIf
@@ -71,9 +72,11 @@ def action(turn: Turn, checks: Sequence[str], setting: Setting) -> Action:
     """One lever in the engine's words; a flag this version does not have is never printed."""
     entry = _entry(turn.lever, setting)
     verify = "; ".join(checks)
+    freed = frees(turn.lever, turn.direction, setting.facts)
     if entry is None:
+        said = f"{_words(turn)}: the engine is not known, so no flag can be named" + (f". {freed}" if freed else "")
         return Action(turn.lever, None, None, _target(turn), turn.direction, LEVERS[turn.lever], "", "", verify,
-                      f"{_words(turn)}: the engine is not known, so no flag can be named", turn.why)  # fmt: skip
+                      said.rstrip("."), turn.why)  # fmt: skip
     refused = entry.refused_with and setting.engine is not None and _setting(entry.refused_with, setting) is not None
     if refused:
         return Action(turn.lever, None, None, None, turn.direction, entry.effect, entry.cost, "", verify,
@@ -89,7 +92,7 @@ def action(turn: Turn, checks: Sequence[str], setting: Setting) -> Action:
         start=now,
         to=to,
         direction=turn.direction,
-        effect=entry.effect or LEVERS[turn.lever],
+        effect=f"{entry.effect or LEVERS[turn.lever]} {freed}".strip(),
         cost=entry.cost,
         next_limit=entry.next_limit,
         verify=verify or entry.verify,
@@ -118,7 +121,7 @@ def _inverted(turn: Turn) -> Turn:
 
 def _words(turn: Turn) -> str:
     return (
-        {"up": "raise", "down": "lower", "on": "switch on", "off": "switch off", "set": "set"}.get(
+        {"up": "raise", "down": "lower", "on": "switch on", "off": "switch off", "set": "change"}.get(
             turn.direction, turn.direction
         )
         + " "
