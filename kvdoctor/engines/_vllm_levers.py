@@ -17,6 +17,7 @@ _NO_VICTIM = "vLLM does not say whom it preempts, and a stat logger cannot see i
 _NO_VICTIM_HINT = (
     "replay the load: `kvdoctor simulate` shows how near to their end the victims of this load are (estimated)"
 )
+_VICTIM_COST_HINT = f"{_OBSERVER}: what preemption costs; whom it hits, only a replay estimates (`kvdoctor simulate`)"
 _UPGRADE_OBSERVER = "upgrade to vLLM 0.11.1 or later, then " + _OBSERVER
 _ITERATIONS = "restart with --enable-logging-iteration-details (one log line per step)"
 
@@ -637,16 +638,20 @@ GAPS: tuple[Gap, ...] = (
         "two scrapes of /metrics some minutes apart",
         until="0.6",
     ),
-    Gap("preempt.victims", _NO_VICTIM, _NO_VICTIM_HINT),
+    Gap("preempt.victims", _NO_VICTIM, _VICTIM_COST_HINT, since="0.11.1"),
+    Gap("preempt.victims", _NO_VICTIM, _NO_VICTIM_HINT, until="0.11.0"),
     Gap(
         "preempt.victim_computed",
         "vLLM does not say how much a victim had computed",
         f"{_OBSERVER}; the mean follows from it",
         since="0.11.1",
     ),
-    Gap("preempt.victim", _NO_VICTIM, _NO_VICTIM_HINT),
-    Gap("preempt.repeats", "vLLM names no request when it preempts", _NO_VICTIM_HINT),
-    Gap("preempt.secondary", "vLLM names no request when it preempts", _NO_VICTIM_HINT),
+    Gap("preempt.victim", _NO_VICTIM, _VICTIM_COST_HINT, since="0.11.1"),
+    Gap("preempt.victim", _NO_VICTIM, _NO_VICTIM_HINT, until="0.11.0"),
+    Gap("preempt.repeats", "vLLM names no request when it preempts", _VICTIM_COST_HINT, since="0.11.1"),
+    Gap("preempt.repeats", "vLLM names no request when it preempts", _NO_VICTIM_HINT, until="0.11.0"),
+    Gap("preempt.secondary", "vLLM names no request when it preempts", _VICTIM_COST_HINT, since="0.11.1"),
+    Gap("preempt.secondary", "vLLM names no request when it preempts", _NO_VICTIM_HINT, until="0.11.0"),
     Gap(
         "preempt.hit",
         "the first bucket of vllm:request_num_preemptions holds requests never hit and hit once",
