@@ -18,7 +18,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from typer import Typer
 from typer.testing import CliRunner
@@ -345,6 +345,7 @@ def wait_for(there: Callable[[], bool], seconds: float = 20.0) -> None:
 
 
 @settings(max_examples=40, deadline=None)
+@example(1, "lose", False)
 @given(st.integers(0, 3000), st.sampled_from(["grow", "shrink", "lose", "leave", "signal", "none"]), st.booleans())
 def test_whatever_happens_everything_is_freed_and_the_result_has_its_schema(call: int, what: str, mapped: bool) -> None:
     def act(target: SimulatedDevice, number: int) -> None:

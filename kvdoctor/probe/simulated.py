@@ -95,7 +95,11 @@ class SimulatedDevice:
         return self.not_installed
 
     def survey(self) -> Survey | NoDevice:
-        self._called()
+        try:
+            self._called()
+        except ProbeError as error:
+            # NVML is asked here, and a lost device answers it with an error, not torch
+            return NoDevice(f"device cannot be read: {error}", "nvidia-smi -L lists what there is")
         if self.absent is not None:
             return self.absent
         return Survey(
