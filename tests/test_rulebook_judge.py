@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import date
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rulebook_helpers import facts, known, make
 
-from kvdoctor.facts import Fact, FactSet, Unknown, Value, bound
+from kvdoctor.facts import FACTS, Fact, FactSet, Unknown, Value, bound
 from kvdoctor.findings import SEVERITIES, Evidence, Verdict
 from kvdoctor.rulebook import confidence
 from kvdoctor.rulebook.config import Config, Mute
+from kvdoctor.rulebook.expr import FALSE, TRUE, Threshold, parse_condition
 from kvdoctor.rulebook.judge import Judge, choose, gravest, judge, settle
-from kvdoctor.rulebook.rule import Rule
+from kvdoctor.rulebook.rule import Rule, Scope, load_rules
 
 LIMITS = """
 [thresholds]
@@ -213,6 +216,59 @@ def test_the_short_form_has_the_same_states_and_confidence(world: dict[str, Fact
     assert [(v.rule, v.state, v.confidence) for v in full] == [(v.rule, v.state, v.confidence) for v in short]
     # and both agree with the evaluation that takes no short cut
     assert [v.state for v in full] == [judged.explain(v.rule, values).state for v in full]
+
+
+def _plainly(rule: Rule, scope: Scope, values: Mapping[str, Fact]) -> str:
+    """The state of a rule from its whole conditions, with no gate shared and no comparison skipped."""
+    applies, when = rule.conditions(scope)
+    needed = [] if applies is None else [rule.bound(applies)]
+    if rule.gated and scope == "target":
+        needed.append(parse_condition("kv.pressure", {}).bind({}))
+    if any(part.result(values).code == FALSE for part in needed):
+        return "not_applicable"
+    asked = [rule.bound(when)]
+    if rule.min_events is not None and (scope == "target" or rule.group_when is None):
+        limit = Threshold("least", rule.min_events.value, "count", calibrated=True, why="a floor")
+        asked.append(
+            parse_condition(f"{rule.min_events.fact} >= thresholds.least", {"least": "count"}).bind({"least": limit})
+        )
+    codes = [part.result(values).code for part in asked]
+    if FALSE in codes:
+        return "clear"
+    if all(code == TRUE for code in (*codes, *(part.result(values).code for part in needed))):
+        return "fires"
+    return "suspected" if asked[0].result(values).holds else "blind"
+
+
+def _any_fact(chance: Random, name: str) -> Fact:
+    row = FACTS[name]
+    span = chance.choice("wwwL")
+    if row.unit == "bool":
+        return known(chance.random() < 0.5, span)
+    if row.unit == "enum":
+        return known(chance.choice(row.choices), span)
+    value = chance.choice((0.0, 0.02, 0.3, 0.9, 1.0, 3.0, 40.0, 5e3, 2e10))
+    made = known(value, span, how=chance.choice(("measured", "measured", "estimated")))
+    if chance.random() < 0.2:
+        return bound(value / 2, value * 2, "w", "t")
+    return replace(
+        made, events=chance.choice((None, None, 5.0, 60.0)), requests=chance.choice((None, None, 12.0, 400.0))
+    )
+
+
+@given(st.integers(0, 2**32), st.floats(0.1, 1.0), st.sampled_from(("target", "group")))
+def test_every_shipped_rule_short_or_full_says_what_its_conditions_say(seed: int, share: float, scope: Scope) -> None:
+    # a world of 300 facts is too large to be drawn one by one
+    chance = Random(seed)
+    world = {name: _any_fact(chance, name) for name in FACTS if chance.random() < share}
+    values = facts({**world, "target.phase": "serving"})
+    judged = Judge(load_rules())
+    full, short = (judged.judge(values, scope=scope, brief=brief) for brief in (False, True))
+    assert [(v.rule, v.state, v.confidence) for v in full] == [(v.rule, v.state, v.confidence) for v in short]
+    by_name = {rule.name: rule for rule in judged.rules}
+    expected = {v.rule: _plainly(by_name[v.rule], scope, values.values) for v in full}
+    assert {v.rule: v.state for v in full} == expected
+    assert {name: judged.explain(name, values, scope=scope).state for name in expected} == expected
 
 
 # ------------------------------------------------------------------------------------------ confidence

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from kvdoctor.facts import Known
 from kvdoctor.findings import Confidence, Evidence
-from kvdoctor.rulebook.expr import TRUE, Bound, Comparison, Facts, Node, Result, compare, fold
+from kvdoctor.rulebook.expr import TRUE, Bound, Comparison, Facts, Node, Result, View, compare, fold
 
 _LEVELS: tuple[Confidence, ...] = ("low", "medium", "high")
 _Z = 1.959963985
@@ -84,19 +83,55 @@ def of_result(bound: Bound, result: Result) -> int:
     return level(bound.condition.root, result.codes, lambda leaf: of_evidence(leaf, result.evidence[leaf.index]))
 
 
-def of_facts(bound: Bound, facts: Facts) -> int:
-    """The same without making evidence where a plain measured value needs none."""
-    views = bound.views
+Scorer = Callable[[Facts], int]
 
-    def of_leaf(leaf: Comparison) -> int:
-        view = views[leaf.index]
-        if view.single and len(view.names) == 1:
-            fact = facts.get(view.names[0])
-            if isinstance(fact, Known) and fact.how == "measured" and fact.events is None and fact.requests is None:
-                return 2 if view.calibrated else 1
-        return of_evidence(leaf, view.evidence(facts, TRUE))
 
-    return level(bound.condition.root, bound.codes(facts), of_leaf)
+def scorer(bounds: Sequence[Bound]) -> Scorer:
+    """The same for conditions that are all true, compiled: no evidence is made where a plain measured value needs none."""
+    return _weakest([_scorer_of(bound.condition.root, bound) for bound in bounds])
+
+
+def _scorer_of(node: Node, bound: Bound) -> Scorer:
+    if isinstance(node, Comparison):
+        return _leaf_scorer(node, bound.views[node.index])
+    parts = [_scorer_of(part, bound) for part in node.parts]
+    if node.op == "and":
+        return _weakest(parts)
+    tests = [bound.test_of(part) for part in node.parts]
+
+    def strongest(facts: Facts) -> int:
+        return max([part(facts) for test, part in zip(tests, parts, strict=True) if test(facts) == TRUE])
+
+    return strongest
+
+
+def _weakest(parts: Sequence[Scorer]) -> Scorer:
+    def weakest(facts: Facts) -> int:
+        out = 2
+        for part in parts:
+            sure = part(facts)
+            if sure < out:
+                if sure == 0:
+                    return 0
+                out = sure
+        return out
+
+    return weakest
+
+
+def _leaf_scorer(leaf: Comparison, view: View) -> Scorer:
+    if leaf.op in ("known", "unknown"):
+        return lambda facts: 2
+    names, plain = view.names, 2 if view.calibrated else 1
+
+    def score(facts: Facts) -> int:
+        for name in names:
+            fact = facts[name]
+            if fact.how != "measured" or fact.events is not None or fact.requests is not None:
+                return of_evidence(leaf, view.evidence(facts, TRUE))
+        return plain
+
+    return score
 
 
 def word(value: int) -> Confidence:

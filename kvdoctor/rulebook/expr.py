@@ -580,10 +580,11 @@ def _choice_test(leaf: Comparison) -> Test:
     name = leaf.left.name
     wanted: Value = leaf.right if isinstance(leaf.right, str) else True
     equal = leaf.op in ("==", "is")
+    known = Known
 
     def test(facts: Facts) -> int:
         fact = facts.get(name)
-        if fact.__class__ is not Known or fact.lo != fact.hi:
+        if fact.__class__ is not known or fact.lo != fact.hi:
             return UNDECIDED
         if (fact.lo == wanted) is equal:
             return SINCE_START if fact.span == "L" else TRUE
@@ -594,8 +595,10 @@ def _choice_test(leaf: Comparison) -> Test:
 
 def _known_test(leaf: Comparison) -> Test:
     assert isinstance(leaf.left, FactRef)
-    name, wanted = leaf.left.name, leaf.op == "known"
-    return lambda facts: TRUE if (facts.get(name).__class__ is Known) is wanted else FALSE
+    name, known = leaf.left.name, Known
+    if leaf.op == "known":
+        return lambda facts: TRUE if facts.get(name).__class__ is known else FALSE
+    return lambda facts: FALSE if facts.get(name).__class__ is known else TRUE
 
 
 def _test(leaf: Comparison, thresholds: Mapping[str, Threshold]) -> Test:
@@ -620,7 +623,10 @@ def _test(leaf: Comparison, thresholds: Mapping[str, Threshold]) -> Test:
             return UNDECIDED
         if not answer:
             return FALSE
-        return SINCE_START if any(facts[name].span == "L" for name in names) else TRUE
+        for name in names:
+            if facts[name].span == "L":
+                return SINCE_START
+        return TRUE
 
     return test
 
@@ -677,9 +683,11 @@ def _compile(node: Node, tests: Sequence[Test]) -> Test:
 def _any_known(names: Sequence[str]) -> Test:
     """What a rule often asks first: is there any of these facts at all?"""
 
+    known = Known
+
     def test(facts: Facts) -> int:
         for name in names:
-            if facts.get(name).__class__ is Known:
+            if facts.get(name).__class__ is known:
                 return TRUE
         return FALSE
 
@@ -761,6 +769,19 @@ class Bound:
         self.tests = tuple(_test(leaf, thresholds) for leaf in condition.leaves)
         self.code = _compile(condition.root, self.tests)
         self._views: tuple[View, ...] | None = None
+
+    def test_of(self, node: Node) -> Test:
+        """One part of the condition, compiled."""
+        return _compile(node, self.tests)
+
+    def after_first(self) -> Test | None:
+        """The condition without its first comparison, for who knows that one to hold; None when nothing is left."""
+        root = self.condition.root
+        if isinstance(root, Comparison):
+            return None
+        assert isinstance(root.parts[0], Comparison), "an alternative has no first comparison that it needs"
+        rest = root.parts[1:]
+        return _compile(rest[0] if len(rest) == 1 else Group("and", rest), self.tests)
 
     def codes(self, facts: Facts) -> tuple[int, ...]:
         """The code of every comparison, without short-circuit."""

@@ -6,7 +6,7 @@ Clear and inapplicable rules come back as one shared verdict each, without evide
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -18,6 +18,7 @@ from kvdoctor.rulebook.expr import (
     FALSE,
     SINCE_START,
     TRUE,
+    UNDECIDED,
     Bound,
     Comparison,
     Facts,
@@ -46,21 +47,41 @@ HEALTH_FACTS = (("kv.usage_last", "kv.usage_max"), ("preempt.count",), ("req.wai
 _GATE = parse_condition("kv.pressure", {}).bind({})
 
 
+ABSENT = -1
+"""Beside the codes of a condition: the rule does not apply."""
+
+
 class _Program:
     """One rule on one level. It is compiled when it is first needed: most rules never get past their gate.
 
     ``gate`` names a necessary condition that other rules share, ``gate_test`` tests it; without one they are '' and None.
+    ``code(facts, so_far)`` answers the rule, given the answer of its gate: ``ABSENT``, ``FALSE`` (clear), ``TRUE`` (fires) or
+    undecided.
     """
 
-    __slots__ = ("_applies", "_briefs", "_parts", "absent", "clear", "gate", "gate_test", "rule", "scope")
+    __slots__ = (
+        "_applies",
+        "_briefs",
+        "_parts",
+        "_sure",
+        "absent",
+        "clear",
+        "code",
+        "gate",
+        "gate_test",
+        "rule",
+        "scope",
+    )
 
     def __init__(self, rule: Rule, scope: Scope) -> None:
         self.rule = rule
         self.scope = scope
         self.absent = _blank(rule, "not_applicable")
         self.clear = _blank(rule, "clear")
+        self.code: Callable[[Facts, int], int] = self._first_code
         self._briefs: dict[tuple[State, int], Verdict] = {}
         self._parts: tuple[tuple[Bound, ...], Bound, Bound | None] | None = None
+        self._sure: Callable[[Facts], int] | None = None
         self._applies: Bound | None = None
         self.gate = ""
         self.gate_test: Test | None = None
@@ -86,33 +107,22 @@ class _Program:
             self._parts = (tuple(needed), rule.bound(when), floor)
         return self._parts
 
-    def code(self, facts: Facts) -> tuple[int, State]:
-        """The state as far as the fast path tells it; ``suspected`` stands for any undecided one."""
-        applies, when, floor = self._parts or self._compiled()
-        out = TRUE
-        for part in applies:
-            code = part.code(facts)
-            if code == FALSE:
-                return FALSE, "not_applicable"
-            if code < out:
-                out = code
-        code = when.code(facts)
-        if code == FALSE:
-            return FALSE, "clear"
-        if code < out:
-            out = code
-        if floor is not None:
-            code = floor.code(facts)
-            if code == FALSE:
-                return FALSE, "clear"
-            if code < out:
-                out = code
-        return out, "fires" if out == TRUE else "suspected"
+    def _first_code(self, facts: Facts, so_far: int) -> int:
+        needed, when, floor = self._compiled()
+        first, rest = needed[:1], [part.code for part in needed[1:]]
+        for part in first:
+            # the gate was tested for all rules that share it
+            left = part.after_first() if self.gate_test is not None else part.code
+            rest[:0] = [left] if left is not None else []
+        self.code = _decider(rest, [when.code] if floor is None else [when.code, floor.code])
+        return self.code(facts, so_far)
 
     def verdict(self, facts: Facts) -> Verdict:
         """The full verdict with all evidence, whatever the state."""
-        state = self.code(facts)[1]
         bounds = self._compiled()
+        so_far = TRUE if self.gate_test is None else self.gate_test(facts)
+        code = ABSENT if so_far == FALSE else self.code(facts, so_far)
+        state = _STATES[code]
         applies = [part.result(facts) for part in bounds[0]]
         when = bounds[1].result(facts)
         floor = [bounds[2].result(facts)] if bounds[2] is not None else []
@@ -153,14 +163,63 @@ class _Program:
         state: State = "fires"
         sure = 0
         if code == TRUE:
-            sure = min([confidence.of_facts(bound, facts) for bound in (*applies, when)])
+            if self._sure is None:
+                self._sure = confidence.scorer((*applies, when))
+            sure = self._sure(facts)
         else:
-            state = "suspected" if any(test(facts) >= SINCE_START for test in when.tests) else "blind"
+            state = "blind"
+            for test in when.tests:
+                if test(facts) >= SINCE_START:
+                    state = "suspected"
+                    break
         made = self._briefs.get((state, sure))
         if made is None:
             made = replace(self.clear, state=state, confidence=confidence.word(sure))
             self._briefs[(state, sure)] = made
         return made
+
+
+_STATES: Mapping[int, State] = {
+    ABSENT: "not_applicable",
+    FALSE: "clear",
+    UNDECIDED: "suspected",
+    SINCE_START: "suspected",
+    TRUE: "fires",
+}
+
+
+def _decider(applies: Sequence[Test], when: Sequence[Test]) -> Callable[[Facts, int], int]:
+    """One call for one rule: what is left of ``applies`` behind the gate, then ``when`` and its floor."""
+    if len(applies) == 1 and len(when) == 1:
+        (only,), (asked,) = applies, when
+
+        def simple(facts: Facts, so_far: int) -> int:
+            code = only(facts)
+            if code == FALSE:
+                return ABSENT
+            if code < so_far:
+                so_far = code
+            code = asked(facts)
+            return code if code < so_far else so_far
+
+        return simple
+
+    def decide(facts: Facts, so_far: int) -> int:
+        for test in applies:
+            code = test(facts)
+            if code == FALSE:
+                return ABSENT
+            if code < so_far:
+                so_far = code
+        for test in when:
+            code = test(facts)
+            if code < so_far:
+                if code == FALSE:
+                    return FALSE
+                so_far = code
+        return so_far
+
+    return decide
 
 
 def _joined(texts: Sequence[str]) -> str:
@@ -232,17 +291,18 @@ class _Level:
         out = list(self.absent)
         starting = self.starting(facts)
         for test, members in self.groups:
-            if test is not None and test(facts) == FALSE:
+            so_far = TRUE if test is None else test(facts)
+            if so_far == FALSE:
                 continue
             for index, program in members:
                 if starting and program.rule.stage == PRESSURE_STAGE:
                     continue
-                code, state = program.code(facts)
-                if code != FALSE:
+                code = program.code(facts, so_far)
+                if code > FALSE:
                     # which of the replay rules stands is told by its evidence
                     short = brief and program.rule.id not in REPLAY_RULES
                     out[index] = program.brief(facts, code) if short else program.verdict(facts)
-                elif state == "clear":
+                elif code == FALSE:
                     out[index] = program.clear
         return out
 
