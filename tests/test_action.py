@@ -1,4 +1,7 @@
-"""The GitHub Action: its steps are run as the runner runs them, with the installation replaced by this checkout."""
+"""The GitHub Action: its steps are run as the runner runs them.
+
+Once with its real installation, from a package index; everywhere else this checkout stands in for it, which takes no time.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +32,10 @@ chmod +x "$3/bin/python" "$3/bin/kvdoctor"
 
 
 class Job:
-    """A job in a workspace of its own."""
+    """A job in a workspace of its own; ``python3`` is the text of the runner's interpreter."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, python3: str = PYTHON3, **env: str) -> None:
+        self.env = env
         self.work, self.temp = folder / "work", folder / "temp"
         self.output, self.summary = folder / "output", folder / "summary"
         tools = folder / "tools"
@@ -39,7 +43,7 @@ class Job:
             made.mkdir()
         self.output.touch()
         self.summary.touch()
-        (tools / "python3").write_text(PYTHON3, encoding="utf-8")
+        (tools / "python3").write_text(python3, encoding="utf-8")
         (tools / "python3").chmod(stat.S_IRWXU)
         self.path = f"{tools}:{os.environ['PATH']}"
 
@@ -54,7 +58,7 @@ class Job:
             env = {
                 "PATH": self.path,
                 "HOME": str(self.temp),
-                "PYTHONPATH": str(ROOT),
+                **self.env,
                 "RUNNER_TEMP": str(self.temp),
                 "GITHUB_OUTPUT": str(self.output),
                 "GITHUB_STEP_SUMMARY": str(self.summary),
@@ -77,7 +81,22 @@ def evaluated(text: str, context: dict[str, str]) -> str:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
-    return Job(tmp_path)
+    return Job(tmp_path, PYTHONPATH=str(ROOT))
+
+
+def test_with_its_real_installation(tmp_path: Path) -> None:
+    pip = {name: value for name, value in os.environ.items() if name.startswith("PIP_") or name.endswith("_proxy")}
+    asked = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(tmp_path / "asked"), "hatchling"]
+    alone = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), **pip}
+    if subprocess.run(asked, env=alone, capture_output=True, check=False).returncode:
+        pytest.skip("no package index can be reached, so the action's own installation cannot be run")
+    job = Job(tmp_path, f'#!/bin/bash\nexec {sys.executable} "$@"\n', **pip)
+    done = job.run(paths=str(SAMPLES / "vllm-saturated"))
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.startswith("::error ")
+    # what ran is the installed copy with the rules inside it, not this checkout
+    (package,) = (job.temp / "kvdoctor-venv").glob("lib/python3*/site-packages/kvdoctor")
+    assert (package / "_rules").is_dir()
 
 
 def test_an_input_never_becomes_part_of_a_script() -> None:
