@@ -118,6 +118,16 @@ def test_ray_says_how_many_workers_said_it() -> None:
     assert (event.event, event.repeat, event.pid) == ("oom", 30, 901)
 
 
+def test_behind_a_ray_actor_the_engines_own_rank_is_kept() -> None:
+    stats = (
+        "[2026-01-05 12:40:30 DP{0} TP1] Decode batch. #running-req: 8, #token: 81234, token usage: 0.99, "
+        "cuda graph: True, gen throughput (token/s): 512.20, #queue-req: 37, "
+    )
+    text = "".join(f"(SGLangActor pid={900 + i}, ip=10.1.2.3) {stats.format(i)}\n" for i in (0, 1))
+    log = read(text, engines()["sglang"].templates)
+    assert [(e.event, e.rank, e.pid) for e in log.events] == [("stats", "DP0_TP1", 900), ("stats", "DP1_TP1", 901)]
+
+
 def test_the_level_twice_in_one_line() -> None:
     stats = LOG.splitlines()[6]
     inner = stats.partition(") ")[2]

@@ -368,10 +368,10 @@ class Unwrapper:
             pid = int(match.group(3))
             inner = _PARALLEL.findall(match.group(1))
             rank = f"rank{match.group(2)}" if match.group(2) is not None else "_".join(inner)
-        else:
-            match = _SGLANG_RANK.search(text[:80])
-            if match:
-                rank = "_".join(match.group(1).split())
+        # the engine's own tag, also behind a Ray actor's name, which tells no rank
+        tag = None if rank else _SGLANG_RANK.search(text[:200])
+        if tag:
+            rank = "_".join(tag.group(1).split())
         when, clock = zoned, "zone"
         if when is None:
             when, clock = parse_time(text, self.year)
