@@ -1,8 +1,9 @@
 """The verdict depends on what a snapshot says, not on how it was written down; and less evidence never makes another cause.
 
 Changes that must not change the verdict: files renamed or listed in another order, all times shifted by a week, process ids,
-addresses, request ids and model names changed, source lines and ports changed, counters that had counted before, the log in any wrapping, unrelated lines between its lines, half a line before
-its first and after its last, other encodings.
+addresses, request ids and model names changed, source lines and ports changed, counters that had counted before, all sizes or all
+rates a few per cent larger or smaller, the log in any wrapping, unrelated lines between its lines, half a line before its first and
+after its last, other encodings.
 
 Deciding lines taken away (all lines of one message of a log, or all series of one metric, in turn). With ``before`` the rules
 that fired on the whole input, muted or not, the verdict on the rest must be one of
@@ -179,6 +180,32 @@ def other_numbers(files: Files, draw: random.Random) -> Files:
     return on_logs(files, changed)
 
 
+_SIZES = re.compile(r"(?<![\w.])\d{1,7}(?:\.\d{1,6})?(?= ?[KMG]i?B\b)")
+_RATES = re.compile(
+    r"(?<![\w.])\d{1,7}(?:\.\d{1,6})?(?= (?:tokens/s|tok/s|tokens per second)\b)|(?<=\(token/s\): )\d+(?:\.\d+)?"
+)
+
+
+def scaled(pattern: re.Pattern[str]) -> Callable[[Files, random.Random], Files]:
+    """A card with a tenth more or less memory and everything on it in proportion, or one so much faster or slower."""
+
+    def change(files: Files, draw: random.Random) -> Files:
+        factor = draw.choice((0.9, 0.97, 1.03, 1.1))
+
+        def number(match: re.Match[str]) -> str:
+            digits = len(match.group().partition(".")[2])
+            return f"{float(match.group()) * factor:.{digits}f}"
+
+        return {
+            name: raw
+            if kind_of(raw) in ("torch-snapshot", "binary", "exposition")
+            else pattern.sub(number, recognise.text_of(raw)).encode()
+            for name, raw in files.items()
+        }
+
+    return change
+
+
 def with_unrelated_lines(files: Files, draw: random.Random) -> Files:
     """Between messages, never inside one."""
 
@@ -249,6 +276,8 @@ CHANGES: dict[str, Callable[[Files, random.Random], Files]] = {
     "other identities": other_identities,
     "longer served": longer_served,
     "other numbers": other_numbers,
+    "another size": scaled(_SIZES),
+    "another speed": scaled(_RATES),
     "unrelated lines": with_unrelated_lines,
     "half lines": with_half_lines,
     "crlf": encoded("utf-8", "\r\n"),
