@@ -22,6 +22,7 @@ from kvdoctor.rulebook.expr import Threshold, parse_condition
 from kvdoctor.rulebook.rule import load_rules, parse_rule
 from tests.export_helpers import PROVEN, VERSIONS, needs_promtool, promtool, templates
 
+ROOT = Path(__file__).resolve().parent.parent
 RULES = load_rules()
 runner = CliRunner()
 
@@ -136,6 +137,14 @@ def test_the_file_holds_recordings_alerts_and_the_reasons_of_the_others() -> Non
         assert name in records
     assert "increase(" not in text
     assert re.search(r"^#   KV100 oom-outside-kv: .+", text, re.MULTILINE)
+
+
+def test_the_page_of_an_alert_is_where_the_user_serves_the_pages() -> None:
+    book = build(RULES, templates("vllm", "0.32.0"), "https://wiki.example/kvdoctor/")
+    served = {alert.annotations()["runbook_url"] for alert in book.alerts}
+    assert "https://wiki.example/kvdoctor/KV400-recompute-overload.md" in served
+    for url in served:
+        assert (ROOT / "docs" / "rules" / url.removeprefix("https://wiki.example/kvdoctor/")).is_file()
 
 
 def test_a_changed_threshold_is_in_the_expression() -> None:

@@ -47,6 +47,15 @@ def alerts(
             help="NAME=VALUE on every alert; with --crd on the resource, for the operator's selector. Repeatable.",
         ),
     ] = None,
+    pages: Annotated[
+        str | None,
+        typer.Option(
+            "--pages",
+            metavar="URL",
+            help="Where you serve docs/rules of this project; every alert's runbook_url begins with it. Default: the path.",
+            show_default=False,
+        ),
+    ] = None,
     crd: Annotated[bool, typer.Option("--crd", help="A PrometheusRule for the Prometheus operator.")] = False,
     rules: _Rules = None,
     config: _Config = None,
@@ -56,7 +65,7 @@ def alerts(
     ] = None,
 ) -> None:
     """Recording and alerting rules; at their head, every rule that is no alert and why not."""
-    from kvdoctor.export.alerts import ExportError, build, rule_file
+    from kvdoctor.export.alerts import PAGES, ExportError, build, rule_file
     from kvdoctor.export.promtest import promtest_file
 
     templates = _templates(engine, engine_version, select)
@@ -69,7 +78,7 @@ def alerts(
     if tests is not None and (output is None or crd):
         common.fail("--tests needs --output FILE and goes without --crd: promtool reads plain rule files")
     active, _ = common.settings(config, rules or (), ())
-    made = build(active, templates)
+    made = build(active, templates, pages or PAGES)
     try:
         text = rule_file(made, labels, crd=crd)
     except ExportError as error:

@@ -22,15 +22,20 @@ class ExportError(ValueError):
     """An export that cannot be made; ``str()`` says what is wrong with what was asked for."""
 
 
+PAGES = "docs/rules"
+"""The rules' pages in the repository."""
+
+
 @frozen
 class AlertRule:
-    """One alert: a rule on one level. ``left_out`` are facts whose comparisons were dropped from an ``or``."""
+    """One alert: a rule on one level. ``pages`` is where the rules' pages are served."""
 
     rule: Rule
     scope: Scope
     condition: Filter
     duration: str
     templates: Templates
+    pages: str
 
     @property
     def name(self) -> str:
@@ -40,8 +45,8 @@ class AlertRule:
 
     @property
     def page(self) -> str:
-        """Address of the rule's page in the repository."""
-        return f"docs/rules/{self.rule.id}-{self.rule.name}.md"
+        """Address of the rule's page."""
+        return f"{self.pages}/{self.rule.id}-{self.rule.name}.md"
 
     def labels(self, extra: Mapping[str, str]) -> dict[str, str]:
         """What the alert is labelled with, beside the labels of the server."""
@@ -81,12 +86,12 @@ class AlertSet:
         return self.templates.engine
 
 
-def build(rules: Sequence[Rule], templates: Templates) -> AlertSet:
-    """Compile every rule that can be an alert; recordings are collected once each."""
+def build(rules: Sequence[Rule], templates: Templates, pages: str = PAGES) -> AlertSet:
+    """Compile every rule that can be an alert; recordings are collected once each. ``pages``: see :class:`AlertRule`."""
     alerts: list[AlertRule] = []
     others: list[NoAlert] = []
     for rule in sorted(rules, key=lambda r: r.id):
-        made, why = _alerts_of(rule, templates)
+        made, why = _alerts_of(rule, templates, pages.rstrip("/"))
         alerts.extend(made)
         if not made:
             others.append(NoAlert(rule, why))
@@ -102,7 +107,7 @@ def _expression(templates: Templates, use: Used) -> str:
     return text
 
 
-def _alerts_of(rule: Rule, templates: Templates) -> tuple[list[AlertRule], str]:
+def _alerts_of(rule: Rule, templates: Templates, pages: str) -> tuple[list[AlertRule], str]:
     alert = rule.body.alert
     if alert is None:
         return [], "the rule does not say for how long it has to hold"
@@ -114,7 +119,7 @@ def _alerts_of(rule: Rule, templates: Templates) -> tuple[list[AlertRule], str]:
         own = _own_window(rule, scope, templates)
         condition = _condition(rule, scope, own, own.window if own is not templates else "")
         if condition.truth is None and not condition.missing:
-            made.append(AlertRule(rule, scope, condition, alert.duration, own))
+            made.append(AlertRule(rule, scope, condition, alert.duration, own, pages))
         elif condition.missing:
             reasons.append(_missing(condition.missing, templates, scope))
         else:
