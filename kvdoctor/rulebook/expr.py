@@ -446,6 +446,10 @@ def _reader(operand: Operand, thresholds: Mapping[str, Threshold]) -> Reader:
             return (fact.lo, fact.hi) if fact.__class__ is known else None
 
         return read
+    if operand.op == "*" and isinstance(operand.left, ThresholdRef):
+        factor = float(thresholds[operand.left.name].value)
+        if factor >= 0:
+            return _scaled(factor, _reader(operand.right, thresholds))
     left, right, work = _reader(operand.left, thresholds), _reader(operand.right, thresholds), _STEPS[operand.op]
 
     def compute(facts: Facts) -> Interval | None:
@@ -457,6 +461,20 @@ def _reader(operand: Operand, thresholds: Mapping[str, Threshold]) -> Reader:
         return out if out is not None and out[0] <= out[1] else None
 
     return compute
+
+
+def _scaled(factor: float, part: Reader) -> Reader:
+    """``thresholds.x * fact``, the usual product: both ends keep their order."""
+
+    def scale(facts: Facts) -> Interval | None:
+        ends = part(facts)
+        if ends is None:
+            return None
+        lo, hi = factor * ends[0], factor * ends[1]
+        # infinity times zero is not a number
+        return (lo, hi) if lo <= hi else None
+
+    return scale
 
 
 def _add(a: Interval, b: Interval) -> Interval:
@@ -658,6 +676,18 @@ def _all(tests: Sequence[Test]) -> Test:
 
 
 def _any(tests: Sequence[Test]) -> Test:
+    if len(tests) == 2:
+        first, second = tests
+
+        def either(facts: Facts) -> int:
+            code = first(facts)
+            if code == TRUE:
+                return TRUE
+            other = second(facts)
+            return code if code > other else other
+
+        return either
+
     def test(facts: Facts) -> int:
         out = FALSE
         for part in tests:
