@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from kvdoctor.advise import switches
 from kvdoctor.advise.frees import frees
 from kvdoctor.engines.base import COMMON_COMMANDS, Args, Command, Engine, Lever, in_range, lever_for
 from kvdoctor.facts import LEVERS, Fact, FactSet, How, Known
@@ -81,14 +82,26 @@ def action(turn: Turn, checks: Sequence[str], setting: Setting) -> Action:
     if refused:
         return Action(turn.lever, None, None, None, turn.direction, entry.effect, entry.cost, "", verify,
                       f"{entry.flag} is refused by this version beside {entry.refused_with.replace('_', ' ')}: leave it", turn.why)  # fmt: skip
+    if turn.direction in entry.not_for:
+        return Action(
+            turn.lever, None, None, None, turn.direction, "", "", "", verify, entry.not_for[turn.direction], turn.why
+        )
     if entry.inverse:
         turn = _inverted(turn)
+    elif entry.margin:
+        # a share, and what a hundredth of it frees, are no amounts of this flag
+        turn, freed = replace(turn, direction=OPPOSITE.get(turn.direction, turn.direction), to=None), ""
     now = _now(entry, setting)
     other = entry.flags.get(turn.direction)
+    flag = other or entry.flag
     to = None if other else entry.values.get(turn.direction) or _target(turn)
+    switch = switches.against(flag) if flag is not None and turn.direction not in entry.values else None
+    state = switches.state(turn.direction)
+    if switch is not None and state is not None:
+        flag, to, now = switch, state, switches.present(switch, setting.args, bool(setting.version))
     plain = Action(
         lever=turn.lever,
-        flag=other or entry.flag,
+        flag=flag,
         start=now,
         to=to,
         direction=turn.direction,

@@ -320,7 +320,7 @@ LEVERS: tuple[Lever, ...] = (
         """--compilation-config '{"cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32]}'""",
         since="0.8",
         default="sizes up to about 512",
-        setting="enforce_eager",
+        setting="cudagraph_capture_sizes",
         flags={"off": "--enforce-eager", "on": "remove --enforce-eager, if it is set"},
         effect="Fewer captured sizes hold less graph memory; --enforce-eager captures none.",
         cost="Batches of other sizes run slower; eager mode costs decode speed at every size.",

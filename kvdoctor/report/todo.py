@@ -38,7 +38,7 @@ def turn(action: Action) -> str:
     elif action.to is None:
         step = f"{_VERBS.get(action.direction, action.direction)} it"
     elif action.to in ("on", "off"):
-        step = f"switch {action.to}"
+        step = f"switch it {action.to}"
     elif now.startswith("now ") and " " not in now[4:]:
         return f"{flag}: from {now[4:]} to {flow(action.to)}"
     else:
