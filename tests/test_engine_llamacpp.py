@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvdoctor.advise import Setting, action
 from kvdoctor.engines import llamacpp, ollama
-from kvdoctor.engines.base import ROLES, engines, gap_for, in_range, lever_for
-from kvdoctor.facts import LEVERS
+from kvdoctor.engines.base import ROLES, Engine, engines, gap_for, in_range, lever_for
+from kvdoctor.facts import LEVERS, Fact, FactSet, measured
+from kvdoctor.findings import Action, Turn
 from kvdoctor.parse.serverlog import EVENTS, Matcher
 
 SERVER = Matcher(llamacpp.ENGINE.templates)
@@ -437,6 +439,34 @@ def test_every_lever_has_an_answer(engine: object, lever: str) -> None:
         assert (
             entry.instead if entry.flag is None else entry.effect and entry.cost and entry.verify and entry.next_limit
         )
+
+
+def turned(engine: Engine, lever: str, direction: str, version: str, to: Fact | None = None) -> Action:
+    facts = FactSet()
+    facts.set("mem.total", measured(24 * GIB, "s", "log"))
+    facts.set("oom.count", measured(1.0, "e", "log"))
+    return action(Turn(lever, direction, to, "1", "why"), (), Setting(engine, version, {}, facts))
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "flag"),
+    [(llamacpp.ENGINE, "11434", "--fit-target MIB"), (ollama.ENGINE, "0.12.1", "OLLAMA_GPU_OVERHEAD=BYTES")],
+    ids=["llamacpp", "ollama"],
+)
+def test_what_is_left_free_grows_where_the_share_shrinks(engine: Engine, version: str, flag: str) -> None:
+    smaller = turned(engine, "kv.pool_share", "down", version, measured(0.8, "s", "rule"))
+    assert (smaller.flag, smaller.direction) == (flag, "up")
+    # neither a share nor the bytes of a hundredth of it belongs to a margin
+    assert "0.8" not in (smaller.to or "")
+    assert "0.01" not in smaller.effect
+    larger = turned(engine, "kv.pool_share", "up", version)
+    assert larger.flag is None
+    assert larger.start is None
+    assert "cache type" in larger.instead
+
+
+def test_memory_left_free_is_no_share_of_the_pool_kept_free() -> None:
+    assert turned(ollama.ENGINE, "admission.free_share", "up", "0.12.1").flag is None
 
 
 @pytest.mark.parametrize("engine", [llamacpp.ENGINE, ollama.ENGINE], ids=lambda e: e.name)

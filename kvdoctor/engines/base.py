@@ -234,8 +234,9 @@ class Lever:
     ``setting`` is the key under which the present value appears in the parsed arguments. ``effect`` and ``cost`` are one
     sentence each, ``next_limit`` the limit to expect next, ``verify`` what to look at. ``refused_with`` names a setting beside
     which this version refuses the flag. ``values`` gives the value of a flag that is no number, by direction (up, down, on, off);
-    ``inverse``: the flag is one minus the lever (a limit of usage where the lever is a free share). ``flags``: another flag for a direction
-    (off, on), complete as it stands.
+    ``inverse``: the flag is one minus the lever (a limit of usage where the lever is a free share); ``margin``: the
+    flag is an amount of memory left free of it, so it goes up where the lever goes down. ``flags``: another flag for a direction
+    (off, on), complete as it stands. ``not_for``: directions of the lever in which this flag helps nobody, each with what to do instead.
     """
 
     lever: str
@@ -252,7 +253,9 @@ class Lever:
     refused_with: str = ""
     values: Mapping[str, str] = field(default_factory=dict)
     inverse: bool = False
+    margin: bool = False
     flags: Mapping[str, str] = field(default_factory=dict)
+    not_for: Mapping[str, str] = field(default_factory=dict)
 
 
 @frozen

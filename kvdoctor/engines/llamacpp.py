@@ -364,8 +364,13 @@ LEVERS: tuple[Lever, ...] = (
     Lever("victim.protect", None, instead="no request can be protected; give sessions that matter their own server or slot (id_slot)"),
     Lever("victim.cooldown", None, instead="none: a client that retries at once is admitted at once; let clients wait before a retry"),
     Lever(
-        "kv.pool_share", "--fit-target MIB", since="7500", default="1024", setting="fit_target",
-        effect="Context and layers on the device are reduced until this much memory stays free.",
+        "kv.pool_share", "--fit-target MIB", since="7500", default="1024", setting="fit_target", margin=True,
+        values={"up": "1024 and what was short"},
+        not_for={
+            "up": "the pool is -c tokens, however much is free: fewer layers on the device (-ngl), a smaller cache type (-ctk, -ctv) "
+            "or fewer slots (-np) make room for it",
+        },
+        effect="What is not set by hand (-c, -ngl) is reduced until this much memory stays free.",
         cost="A smaller context or layers on the CPU.", next_limit="the context, or CPU speed",
         verify="n_ctx of the start lines (it can be less than asked for)",
     ),
