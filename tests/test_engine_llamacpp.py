@@ -188,7 +188,7 @@ LINES = [
     ),
     (
         "0.18.702.931 E srv    send_error: task id = 9, error: Context size has been exceeded.",
-        "lcp.send_error",
+        "lcp.send_error.full",
         {"id": "9", "why": "Context size has been exceeded."},
     ),
     (
@@ -235,6 +235,16 @@ LINES = [
         {"error": "pool_too_small"},
     ),
     ("graph_reserve: failed to allocate compute pp buffers", "lcp.oom.compute", {"part": "pp"}),
+    # the words of 2023 and early 2024
+    ("slot 3 is processing [task id: 71]", "lcp.launch.old", {"slot": 3.0, "id": "71"}),
+    ("slot 3 : kv cache rm - [24, end)", "lcp.cached.oldest", {"slot": 3.0, "cached_tokens": 24.0}),
+    ("slot 3 released (812 tokens in cache)", "lcp.release.old", {"slot": 3.0, "n_tokens": 812.0}),
+    ("update_slots : failed to decode the batch, n_batch = 1, ret = 1", "lcp.fatal.old", {"batch": 1.0, "final": True}),
+    (
+        "0.21.200.101 E srv    send_error: task id = 12, error: Context size has been exceeded.",
+        "lcp.send_error.full",
+        {"id": "12", "overflow": True},
+    ),
 ]
 
 
@@ -372,6 +382,12 @@ OLLAMA_LINES = [
         'GiB) than is available (1.4 GiB)"',
         "oll.load_failed",
         {"error": "weights"},
+    ),
+    (
+        'level=INFO source=sched.go:429 msg="NewLlamaServer failed" model=/m/sha256-5e error="model requires more system '
+        'memory (90.1 GiB) than is available (61.4 GiB)"',
+        "oll.server_failed",
+        {"error": "weights", "text": "model requires more system memory (90.1 GiB) than is available (61.4 GiB)"},
     ),
 ]
 

@@ -265,25 +265,39 @@ def _from_log(view: View) -> Known | None:
 
 
 def _ended_by_pool(view: View) -> Known | None:
-    """An engine without a victim choice: active requests that failed after the pool overflowed down to one token."""
-    count, source, overflowed = 0, "", False
+    """An engine without a victim choice: active requests that failed after the pool overflowed down to one token.
+
+    Builds that print no line for each of them leave the overflows alone: each ended at least one.
+    """
+    overflows, failed, source = 0, 0, ""
     for run, event in view.target.events("pool_full", "request_failed"):
         if event.event == "pool_full":
-            overflowed = overflowed or bool(event.fields.get("final"))
-        elif overflowed:
-            count += event.repeat
+            overflows += event.repeat if event.fields.get("final") else 0
+        elif overflows or event.fields.get("overflow"):
+            failed += event.repeat
             source = source or run.source(event)
-    if not overflowed:
-        return None
-    return Known(
-        float(count),
-        float(count),
-        "measured",
-        "w",
-        source or "log",
-        "active requests ended by a full pool",
-        events=float(count),
-    )
+    if failed:
+        return Known(
+            float(failed),
+            float(failed),
+            "measured",
+            "w",
+            source,
+            "active requests ended by a full pool",
+            events=float(failed),
+        )
+    if overflows:
+        run, event = next((r, e) for r, e in view.target.events("pool_full") if e.fields.get("final"))
+        return Known(
+            float(overflows),
+            float(overflows),
+            "estimated",
+            "w",
+            run.source(event),
+            "overflows of the pool, each of which ended one request at least",
+            events=float(overflows),
+        )
+    return None
 
 
 @frozen

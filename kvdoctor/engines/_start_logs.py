@@ -60,4 +60,14 @@ TEMPLATES: tuple[LogTemplate, ...] = (
         "no kernel image is available",
         r"(?P<text>no kernel image is available for execution on the device)",
     ),
+    _refused(
+        "build_newer_than_driver",
+        "was compiled with an unsupported toolchain",
+        r"(?P<text>the provided PTX was compiled with an unsupported toolchain)",
+    ),
+    _refused(
+        "driver_insufficient",
+        "CUDA driver version is insufficient",
+        r"(?P<text>CUDA driver version is insufficient for CUDA runtime version)",
+    ),
 )

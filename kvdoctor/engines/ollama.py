@@ -74,6 +74,8 @@ _OWN: tuple[LogTemplate, ...] = (
                 fields={"what": "evict for room"}),
     LogTemplate("oll.load_failed", "start_error", 'msg="Load failed"',
                 r'msg="Load failed" model=\S{1,300} error="(?P<text>[^"\n]{1,200})', fields={"error": "weights"}),
+    LogTemplate("oll.server_failed", "start_error", 'msg="NewLlamaServer failed"',
+                r'msg="NewLlamaServer failed" model=\S{1,300} error="(?P<text>[^"\n]{1,200})', fields={"error": "weights"}),
     LogTemplate("oll.truncated", "context_limit", 'msg="truncating input prompt"',
                 r'msg="truncating input prompt" limit=(?P<n_ctx>\d+) prompt=(?P<n_tokens>\d+)', fields={"truncated": True},
                 note="the request goes on with the rest: the client sees nothing"),
