@@ -173,6 +173,18 @@ def test_llama_cpp_tells_one_failure_three_times() -> None:
     assert message.site == "kv_alloc"
 
 
+def test_llama_cpp_names_the_compute_buffer() -> None:
+    allocating = "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 1792.00 MiB on device 0: cudaMalloc failed: out of memory\n"
+    graph = "ggml_gallocr_reserve_n: failed to allocate CUDA0 buffer of size 1879048192\n"
+    assert one(allocating + graph).site == "prefill"
+    assert one(graph).site == "prefill"
+    assert one(allocating + graph + "llama_init_from_model: failed to allocate compute buffers\n").site == "prefill"
+    assert one("graph_reserve: failed to allocate compute pp buffers\n").site == "prefill"
+    # a tensor buffer holds weights or the cache: the words do not tell which
+    tensors = one(allocating + "alloc_tensor_range: failed to allocate CUDA0 buffer of size 1879048192\n")
+    assert isinstance(tensors.site, Unread)
+
+
 def test_two_devices_are_two_messages_and_rocm_is_told_by_the_buffer() -> None:
     first, second = find(
         "allocating 10.00 MiB on device 0: cudaMalloc failed: out of memory\n"
@@ -275,7 +287,19 @@ def test_hostile_repetition_is_read_in_one_pass(piece: str) -> None:
         (['File "/x/gpu_model_runner.py", line 9, in initialize_kv_cache_tensors'], "kv_alloc"),
         (['File "/x/sglang/srt/model_executor/model_runner.py", line 9, in forward_extend'], "prefill"),
         (['File "/x/sglang/srt/model_executor/model_runner.py", line 9, in forward_decode'], "decode"),
-        (["[TM][INFO] [decodeContext] base = 0, count = 8", "[TM][INFO] context decoding start"], "prefill"),
+        # log lines are no frames: settings name what nobody asked for (a step that was begun is an event of the log)
+        (["[TM][INFO] [decodeContext] base = 0, count = 8", "[TM][INFO] context decoding start"], "other"),
+        (["[TensorRT-LLM][INFO] TRTGptModel normalizeLogProbs: 1"], "other"),
+        (
+            ["[07/08/2025-19:44:02] [TRT-LLM] [I] PyTorchConfig(mixed_sampler=False, enable_trtllm_sampler=False)"],
+            "other",
+        ),
+        (["INFO 01-02 03:04:05 [config.py:12] max_logprobs=20, lora_config=None"], "other"),
+        (["2024-01-02 03:04:05,678 - lmdeploy - WARNING - logprobs_mode is not set"], "other"),
+        (['  File "/x/model.py", line 3, in f', '    logger.warning("INFO")', "    x = log_softmax(y)"], "logprobs"),
+        (["3  0x7f1 tensorrt_llm::batch_manager::HandleContextLogits::operator()(int) const + 801"], "logprobs"),
+        # a plain forward that only hands the setting on
+        (["    outputs = self._forward_step(inputs, gather_ids, gather_context_logits)"], "other"),
         (["Method Prefill encountered an error."], "prefill"),
         (["Method Decode encountered an error."], "decode"),
         (['File "/x/vllm/model_executor/models/llama.py", line 9, in forward'], "other"),

@@ -208,7 +208,7 @@ TEMPLATES: tuple[LogTemplate, ...] = (
     LogTemplate("lcp.fatal.old", "pool_full", "failed to decode the batch",
                 r"failed to decode the batch(?:: KV cache is full)?[^\n]{0,120}?n_batch = (?P<batch>\d+), ret = 1\b", fields={"final": True}),
     LogTemplate("lcp.send_error.full", "request_failed", "error: Context size has been exceeded",
-                r"send_error: task id = (?P<id>\d+), error: (?P<why>Context size has been exceeded)", fields={"overflow": True},
+                r"send_error: task id = (?P<id>\d+), error: (?P<why>Context size has been exceeded\.?)", fields={"overflow": True},
                 note="what each active request is told when the pool overflowed; the overflow's own line may be cut off"),
     LogTemplate("lcp.send_error", "request_failed", "send_error: task id = ",
                 r"send_error: task id = (?P<id>\d+), error: (?P<why>(?!the request exceeds|request \(|Context size has been exceeded)[^\n]{1,120})"),

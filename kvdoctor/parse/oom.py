@@ -322,6 +322,7 @@ def _read_ggml(flat: str, hit: re.Match[str], line: int) -> tuple[OomMessage, in
     numbers.put("requested", hit.group("ggml_size"), hit.group("ggml_unit"))
     device = hit.group("ggml_device")
     backend: str | Unread = hit.group("ggml_api")
+    where: str | Unread = _NOT_PRINTED
     end = hit.end()
     # the caller reports the same failure again, with the exact size
     again = _GGML_EXACT.search(flat, end, end + _WINDOW // 4)
@@ -329,7 +330,18 @@ def _read_ggml(flat: str, hit: re.Match[str], line: int) -> tuple[OomMessage, in
         numbers.put("requested", again.group("size"), "bytes")
         # the HIP build prints cudaMalloc too; the buffer's name tells
         backend, device, end = _GGML_BACKENDS.get(again.group("kind"), backend), again.group("device"), again.end()
-    return _message("ggml", line, numbers, backend=backend, device=int(device) if device else _NOT_PRINTED), end
+        where = _ggml_site(flat, again.start())
+    return _message(
+        "ggml", line, numbers, backend=backend, device=int(device) if device else _NOT_PRINTED, site=where
+    ), end
+
+
+def _ggml_site(flat: str, position: int) -> str | Unread:
+    """The graph allocator holds the work buffers of a step and nothing else; the tensor allocator holds weights or the cache."""
+    return "prefill" if flat.endswith(_GRAPH_ALLOCATORS, 0, position) else _NOT_PRINTED
+
+
+_GRAPH_ALLOCATORS = ("ggml_gallocr_reserve_n:", "ggml_gallocr_reserve_n_impl:")
 
 
 _GGML_BACKENDS = {"CUDA": "cuda", "ROCm": "hip", "HIP": "hip"}
@@ -345,7 +357,8 @@ def _read_ggml_exact(flat: str, hit: re.Match[str], line: int) -> tuple[OomMessa
         return _message("ggml", line), hit.end()
     numbers.put("requested", exact.group("size"), "bytes")
     backend = _GGML_BACKENDS.get(exact.group("kind"), _NOT_PRINTED)
-    return _message("ggml", line, numbers, backend=backend, device=int(exact.group("device"))), exact.end()
+    where = _ggml_site(flat, exact.start())
+    return _message("ggml", line, numbers, backend=backend, device=int(exact.group("device")), site=where), exact.end()
 
 
 def _read_tensorrt(flat: str, hit: re.Match[str], line: int) -> tuple[OomMessage, int]:
@@ -365,7 +378,8 @@ def _plain(wording: str, backend: str | Unread = _NOT_PRINTED) -> _Reader:
         where: str | Unread = _NOT_PRINTED
         if "kvcache" in words:
             where = "kv_alloc"
-        elif "prefilltokens" in words:
+        elif "prefilltokens" in words or "compute" in words:
+            # work buffers are reserved for the largest prefill step, of which a decode step is a small part
             where = "prefill"
         device = _CURRENT_DEVICE.search(flat, hit.end(), hit.end() + _WINDOW // 16) if wording == "driver" else None
         message = _message(
@@ -432,7 +446,8 @@ SITES = (
 
 # Words in the file, function or source text of a traceback frame, of vLLM, SGLang, TGI, LMDeploy and TensorRT-LLM.
 _SITE_WORDS: Mapping[str, re.Pattern[str]] = {
-    "logprobs": re.compile(r"log_softmax|log_?probs", re.IGNORECASE),
+    # a plain forward only hands gather_context_logits on; the functions that build them are named by what they do
+    "logprobs": re.compile(r"log_softmax|log_?probs|(?:handle|alloc(?:ate)?)_?context_?logits", re.IGNORECASE),
     "sampler": re.compile(
         r"sampler|/sample/|sample/ops|top_?k_?top_?p|top_p|apply_penalties|sampling_(?:from|batch|ops)|multinomial",
         re.IGNORECASE,
@@ -463,13 +478,21 @@ _SITE_WORDS: Mapping[str, re.Pattern[str]] = {
 }
 
 
-def site(frames: Sequence[str]) -> str:
-    """Where the refused allocation was made, from the traceback lines above the message: one of :data:`SITES`.
+# A log line below the level of an error, in the engines' forms: "[INFO]", "[TRT-LLM] [I]", "INFO 01-02", "WARNING:".
+_NO_ERROR_LINE = re.compile(
+    r"^[^\n]{0,120}?(?:(?<![\w.])(?:TRACE|DEBUG|INFO|NOTICE|WARN|WARNING)(?![\w.])|\[[IWDV]\])|^[IW]\d{4} \d\d:\d\d"
+)
+
+
+def site(frames: Sequence[str], message: str = "") -> str:
+    """Where the refused allocation was made, from the lines that led to it and the message's own: one of :data:`SITES`.
 
     Frames of several sites: the most specific wins, because a sampler is called from a prefill, not the other way
-    round. A plain model forward says neither prefill nor decode and is ``other``; so is an empty list.
+    round. A plain model forward says neither prefill nor decode and is ``other``; so is an empty list. Log lines below
+    the level of an error are no frames: a setting that names a sampler or log probabilities does not say who asked.
     """
-    texts = [frame[:MAX_LINE] for frame in frames]
+    texts = [frame[:MAX_LINE] for frame in frames if 'File "' in frame or _NO_ERROR_LINE.match(frame) is None]
+    texts.append(message)
     for name, words in _SITE_WORDS.items():
         if any(words.search(text) for text in texts):
             return name
