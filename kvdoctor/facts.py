@@ -812,6 +812,7 @@ _ROWS = (
         "start.have_bytes",
         "B",
         "r",
+    _f("start.graphs_bytes", "B", "r", "s", "graph memory, estimated by the engine and taken off before the pool", combine="max"),
         "s",
         "memory that was left for the KV pool, from the start-up error",
         combine="min",

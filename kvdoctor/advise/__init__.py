@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from kvdoctor.advise import switches
 from kvdoctor.advise.frees import frees
+from kvdoctor.advise.moot import Seen, forced, moot
 from kvdoctor.engines.base import COMMON_COMMANDS, Args, Command, Engine, Lever, in_range, lever_for
 from kvdoctor.facts import LEVERS, Fact, FactSet, How, Known
 from kvdoctor.findings import Action, Advice, Plan, Turn, Verdict, Watermark, WhatIf
@@ -61,12 +62,23 @@ OPPOSITE: Mapping[str, str] = {"up": "down", "down": "up", "on": "off", "off": "
 def with_actions(verdict: Verdict, advice: Advice, setting: Setting) -> Verdict:
     """The verdict with its levers and confirm commands rendered for the engine version seen."""
     actions: list[Action] = []
+    fixed: list[Action] = []
     for turn in advice.turns:
+        entry = _entry(turn.lever, setting)
         turned = action(turn, advice.checks, setting)
+        if entry is not None:
+            args, facts, beside = setting.args, setting.facts, bool(setting.beside)
+            seen = Seen(entry, setting.engine, setting.version, args, facts, beside)
+            if moot(turn, seen):
+                continue
+            if (instead := forced(turned, seen)) is not None:
+                # what overrules the others comes first
+                fixed = fixed or [instead]
+                continue
         # two levers may be one flag in this engine
         if turned.flag is None or (turned.flag, turned.direction) not in {(a.flag, a.direction) for a in actions}:
             actions.append(turned)
-    return replace(verdict, actions=tuple(actions), confirm=commands(advice.confirm, setting))
+    return replace(verdict, actions=(*fixed, *actions), confirm=commands(advice.confirm, setting))
 
 
 def action(turn: Turn, checks: Sequence[str], setting: Setting) -> Action:

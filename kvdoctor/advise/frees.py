@@ -72,7 +72,7 @@ def _share(direction: str, facts: FactSet) -> str:
 
 
 def _graphs(direction: str, facts: FactSet) -> str:
-    held = _bytes(facts, "mem.graphs")
+    held = _bytes(facts, "mem.graphs", "start.graphs_bytes")
     return "" if held is None else f"Frees at most {_size(held)}, what the graphs hold."
 
 

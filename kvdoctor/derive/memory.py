@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from kvdoctor.derive import devices, startup
 from kvdoctor.derive.view import View
+from kvdoctor.engines.base import in_range
 from kvdoctor.facts import FACTS as TABLE
 from kvdoctor.facts import Fact, FactSet, How, Known, Unknown, combine, estimated, measured
 from kvdoctor.findings import DeviceMemory, MemoryPart
@@ -75,6 +76,13 @@ def _budget(view: View) -> startup.Startup:
     weights = [float(part.hi) for s in counted if (part := s.get("weights")) is not None]
     if len(weights) > 1 and min(weights) > 0:
         view.facts.set("spread.weights_ratio", measured(max(weights) / min(weights), "s", "weights per rank"))
+    taken = [
+        Known(value, value, "estimated", "s", run.source(event))
+        for run, event in view.target.events("memory")
+        if (value := event.number("graphs_estimate")) is not None and _of_this_version(view, event)
+    ]
+    if taken:
+        view.facts.set("start.graphs_bytes", max(taken, key=lambda known: float(known.hi)))
     fraction = _fraction(view, [("fraction", f) for s in told.starts if (f := s.get("fraction")) is not None])
     if fraction is not None:
         view.facts.set("mem.fraction", fraction)
@@ -82,6 +90,15 @@ def _budget(view: View) -> startup.Startup:
         if (total := start.get("total")) is not None:
             view.facts.set("mem.total", total)
     return told
+
+
+def _of_this_version(view: View, event: LogEvent) -> bool:
+    """The line means what its template says: the version seen is among those the template is for."""
+    engine = view.target.engine
+    for template in engine.templates if engine is not None else ():
+        if template.id == event.template:
+            return in_range(view.target.version, template.since, template.until) is not False
+    return True
 
 
 def _fraction(view: View, values: list[tuple[str, Known]]) -> Known | None:

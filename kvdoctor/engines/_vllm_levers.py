@@ -318,7 +318,22 @@ LEVERS: tuple[Lever, ...] = (
     Lever(
         "mem.graphs",
         """--compilation-config '{"cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32]}'""",
+        since="0.20",
+        default="sizes up to about 512",
+        setting="cudagraph_capture_sizes",
+        flags={"off": "--enforce-eager", "on": "remove --enforce-eager, if it is set"},
+        effect="Fewer captured sizes hold less graph memory, which counts in the engine's share; --enforce-eager captures none. "
+        "An estimate at start far above what graphs really take is left out with the environment variable "
+        "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0.",
+        cost="Batches of other sizes run slower; eager mode costs decode speed at every size.",
+        next_limit="decode latency",
+        verify="the size in 'Graph capturing finished'",
+    ),
+    Lever(
+        "mem.graphs",
+        """--compilation-config '{"cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32]}'""",
         since="0.8",
+        until="0.19",
         default="sizes up to about 512",
         setting="cudagraph_capture_sizes",
         flags={"off": "--enforce-eager", "on": "remove --enforce-eager, if it is set"},

@@ -84,10 +84,18 @@ _START: tuple[LogTemplate, ...] = (
         "engine_init",
         "banner",
         "LLM ",
-        r"Initializing an? (?:(?P<generation>V[01]) )?LLM engine(?: \(v(?P<version>[^)\s]{1,40})\))? with config"
+        r"Initializing an? (?!LLM engine with config)(?:(?P<generation>V[01]) )?LLM engine(?: \(v(?P<version>[^)\s]{1,40})\))? with config"
         r"(?:: model='?(?P<model>[^',\s]{1,300}))?",
         fields={"part": "core"},
         note="the version is in the text from 0.4.1, V0 or V1 from 0.7.1; one line per engine core",
+    ),
+    LogTemplate(
+        "engine_init_unversioned",
+        "banner",
+        "LLM ",
+        r"Initializing an LLM engine with config(?:: model='?(?P<model>[^',\s]{1,300}))?",
+        fields={"part": "core"},
+        until="0.4.0",
     ),
     LogTemplate(
         "engine_config",
@@ -289,6 +297,15 @@ _START: tuple[LogTemplate, ...] = (
         "emory",
         rf"CUDA graph pool memory: (?P<graphs__gib>-?{_NUMBER}) GiB \(actual\)",
         since="0.18",
+    ),
+    LogTemplate(
+        "graph_estimate",
+        "memory",
+        "emory",
+        rf"Estimated CUDA graph memory: (?P<graphs_estimate__gib>{_NUMBER}) GiB total",
+        since="0.20",
+        note="taken off before the pool; 0.18 and 0.19 print it too and take it off only with "
+        "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=1",
     ),
     LogTemplate(
         "graph_profiling",
