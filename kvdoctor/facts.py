@@ -276,6 +276,20 @@ _ROWS = (
         "w",
         "earlier runs of the same server in the snapshot; each run is its own target and no delta crosses the border",
     ),
+    _f(
+        "target.failure_reported",
+        "bool",
+        "t",
+        "e",
+        "the server's own log reports a fatal error, the death of a process or a hang, and no work came after it",
+    ),
+    _f(
+        "target.hang_reported",
+        "bool",
+        "t",
+        "e",
+        "the server's own log reports that a step or a worker does not answer while requests run, and no work came after it",
+    ),
     _f("target.samples", "count", "t", "w", "usable scrapes + stats lines"),
     _f(
         "req.running",
@@ -798,6 +812,7 @@ _ROWS = (
         combine="min",
     ),
     _f("start.negative_kv", "bool", "r", "s", "memory left for the KV pool came out negative", combine="max"),
+    _f("start.graphs_bytes", "B", "r", "s", "graph memory, estimated by the engine and taken off before the pool", combine="max"),
     _f("spread.weights_ratio", "ratio", "t", "s", "largest / smallest weights over ranks"),
     _f("mem.orphan_bytes", "B", "g", "i", "device memory held by engine workers without a server", combine="sum"),
     _f(
@@ -812,7 +827,6 @@ _ROWS = (
         "start.have_bytes",
         "B",
         "r",
-    _f("start.graphs_bytes", "B", "r", "s", "graph memory, estimated by the engine and taken off before the pool", combine="max"),
         "s",
         "memory that was left for the KV pool, from the start-up error",
         combine="min",
@@ -883,7 +897,8 @@ _ROWS = (
         combine="first",
         choices=("none", "before_error", "after_error", "alone"),
     ),
-    _f("host.oom_kill", "bool", "t", "e", "kernel or cgroup killed it, exit 137"),
+    _f("host.oom_kill", "bool", "t", "e", "the kernel, the cgroup or the node killed the server for host memory"),
+    _f("host.killed", "bool", "t", "e", "a process or container of the server ended by SIGKILL (137, -9), whoever sent it"),
     _f(
         "host.rss_slope",
         "B/s",

@@ -11,7 +11,8 @@ from kvdoctor.engines.base import in_range
 from kvdoctor.facts import FACTS as TABLE
 from kvdoctor.facts import Known, Unknown, combine, measured
 from kvdoctor.parse import NOT_ASKED, Unread
-from kvdoctor.readings import HostReadings
+from kvdoctor.parse.serverlog import LogEvent
+from kvdoctor.readings import HostReadings, LogRun
 
 SHARE_REUSED = 0.01
 
@@ -35,6 +36,7 @@ def add(view: View, host: HostReadings) -> None:
         if parts:
             view.facts.set(name, combine(TABLE[name].combine or "max", parts))
     _leak(view)
+    _reported(view)
     _standing(view)
     _shown_rate(view)
     _telemetry(view, host)
@@ -194,6 +196,70 @@ def _leak(view: View) -> None:
         view.facts.set("kv.leak_reported", measured(True, "e", run.source(event)))
     elif view.target.logs or view.target.scrapes:
         view.facts.set("kv.leak_reported", measured(False, "e", "no such line"))
+
+
+_WORK = frozenset({"iteration", "request_out", "retract", "preempt", "pool_full"})
+_GRACEFUL = (0.0, 130.0, 143.0)
+"""Exit codes of a process that was asked to end."""
+
+
+_RECOVERED = 2
+"""Signs of work after a report that take it back; the first stats line after it still averages over the time before."""
+
+
+def _reported(view: View) -> None:
+    """Did the server itself say that it failed or hangs, with no work after it? What it recovers from is no failure."""
+    hangs: list[tuple[LogRun, LogEvent]] = []
+    failures: list[tuple[LogRun, LogEvent]] = []
+    for run in view.target.logs:
+        busy, after = False, 0
+        own: list[tuple[LogEvent, bool]] = []
+        for event in run.events:
+            if event.event == "stats":
+                busy = bool(event.number("running"))
+                worked = busy and any(event.number(rate) for rate in ("gen_rate", "prompt_rate"))
+            else:
+                worked = event.event in _WORK
+            if worked and own:
+                after += 1
+                if after == _RECOVERED:
+                    own, after = [], 0
+            elif _is_hang(event, busy=busy):
+                own.append((event, True))
+            elif _is_failure(event):
+                own.append((event, False))
+        hangs += [(run, event) for event, hang in own if hang]
+        failures += [(run, event) for event, _ in own]
+    for name, found in (("target.hang_reported", hangs), ("target.failure_reported", failures)):
+        if found:
+            run, event = found[0]
+            view.facts.set(name, measured(True, "e", run.source(event), note=_words(event)))
+        else:
+            view.facts.set(name, measured(False, "e", "no such line"))
+    if failures:
+        run, event = failures[0]
+        view.note_event(event.time, f"the server reports: {_words(event)}", run.source(event))
+
+
+def _words(event: LogEvent) -> str:
+    words = event.text("text") or event.text("signal") or event.event
+    process, code = event.text("process"), event.number("code")
+    told = f"{process}: {words}" if process else words
+    return (f"{told}, code {code:.0f}" if code is not None else told)[:160]
+
+
+def _is_hang(event: LogEvent, *, busy: bool) -> bool:
+    """A watchdog that ends the server; a worker that does not answer counts only while requests run: an idle one waits."""
+    if event.event != "stall" or event.fields.get("soft") is True:
+        return False
+    return busy or event.fields.get("ends") is True
+
+
+def _is_failure(event: LogEvent) -> bool:
+    """A traceback alone may be one request's, or the noise of a shutdown."""
+    if event.event == "exit":
+        return event.number("code") not in _GRACEFUL and event.text("signal") not in ("SIGTERM", "SIGINT")
+    return event.event == "error" and event.text("text") != "Traceback"
 
 
 def _lost(lost: float | None, total: float | None, free: float | None, held: float | None, kept: float | None) -> bool:

@@ -691,8 +691,10 @@ _FAILURES: tuple[LogTemplate, ...] = (
         "failed",
         r"(?P<text>Worker failed with error '[^\n]{1,200}?)(?:', please check|\n|$)",
     ),
-    _error("iteration_timeout", "timed out", r"(?P<text>Engine iteration timed out)"),
-    _error("rpc_timeout", "timed out", r"(?P<text>RPC call to \w{1,80} timed out)"),
+    *(
+        LogTemplate(id_, "stall", "timed out", rf"(?P<text>{words} timed out)", fields={"ends": True})
+        for id_, words in (("iteration_timeout", "Engine iteration"), ("rpc_timeout", r"RPC call to \w{1,80}"))
+    ),
     _error(
         "no_free_blocks",
         " free blocks",

@@ -521,7 +521,7 @@ TEMPLATES: tuple[LogTemplate, ...] = (
     # the server stops
     LogTemplate("sgl.watchdog", "stall", "atchdog timeout (",
                 rf"(?P<text>[Ww]atchdog timeout) \(self\.watchdog_timeout=(?P<seconds>{_NUMBER})(?:, self\.soft=(?P<soft>True|False))?",
-                derive=_shut, note="once per rank"),
+                fields={"ends": True}, derive=_shut, note="once per rank"),
     LogTemplate("sgl.exception", "error", " hit an exception: ",
                 r"(?P<process>Scheduler|TpModelWorkerClient|TokenizerManager|DetokenizerManager|DataParallelController|"
                 r"\w{1,40}Router) hit an exception: (?P<text>[^\n]{0,160})"),

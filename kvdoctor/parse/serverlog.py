@@ -114,12 +114,12 @@ EVENTS: Mapping[str, str] = {
     "exit": "a process died; fields: code, signal, process",
     "error": "a Python or engine error that ends work; fields: text (class and first words), "
     "start (bool: while starting), site (oom.site value, where the line names the step it died in)",
-    "stall": "the engine reports it makes no progress; fields: text",
+    "stall": "the engine reports it makes no progress; fields: text, ends (bool: and gives up), soft (bool: told only)",
     "phase": "a named step of work begins or ends; fields: what, begin (bool)",
     "oom": "device out of memory; made by the log reader from kvdoctor.parse.oom; fields: requested, total, free, "
     "allocated, unallocated, reserved, cap, site, device, wording",
     "xid": "NVRM Xid; fields: number, pid, device",
-    "oom_kill": "kernel or cgroup kill; fields: pid, process",
+    "oom_kill": "kernel or cgroup kill; fields: pid, process, denied (bool: the runtime says that there was none)",
 }
 """The canonical event kinds and their fields. Numbers are canonical units: bytes, tokens, fractions, seconds."""
 
@@ -676,15 +676,24 @@ def _one_of_several(pattern: str, at: int) -> bool:
     return any(verdicts.get(name, True) for name in here)
 
 
+# a line that lists what may have happened says nothing of what did
+_GUESS = r"\b(?:potential|possibl[ey]|may|might|could|perhaps|probably|usually|typically|e\.g\.)(?![\w-])"
+_NO_GUESS = rf"(?:(?!{_GUESS})[^\n])*?"
 _SHORTEST_STEM = 5
-_EXIT_137 = ("code 137", "code: 137", "code=137", "status 137", 'code": 137', 'code":137')
+_EXIT_137 = ("code 137", "code: 137", "code=137", "status 137", 'code": 137', 'code":137', 'Code": 137', 'Code":137')
 GENERIC: tuple[LogTemplate, ...] = (
     LogTemplate("traceback", "error", "Traceback (most recent call last)", r"Traceback \(most recent call last\)",
                 fields={"text": "Traceback"}),
     LogTemplate("cuda_error", "error", "CUDA error", r"CUDA error: (?P<text>(?!out of memory)[^\n]{1,120})", fields={"cuda": True}),
+    LogTemplate("cuda_runtime_error", "error", "CUDA runtime error", r"CUDA runtime error: (?P<text>(?!out of memory)[^\n]{1,120})",
+                fields={"cuda": True}),
     LogTemplate("hip_error", "error", "HIP error", r"HIP error: (?P<text>(?!out of memory)[^\n]{1,120})", fields={"cuda": True}),
+    LogTemplate("nccl_watchdog", "stall", "atchdog caught collective", r"(?P<text>[Ww]atchdog caught collective operation timeout[^\n]{0,80})",
+                fields={"ends": True}),
     *(LogTemplate(f"exit_137_{i}", "exit", text, re.escape(text) + r"\b", fields={"code": 137.0}) for i, text in enumerate(_EXIT_137)),
-    LogTemplate("sigkill", "exit", "SIGKILL", r"(?i)(?:killed by|signal|received|by|status|code|with)[^\n]{0,40}SIGKILL", fields={"signal": "SIGKILL"}),
+    LogTemplate("sigkill", "exit", "SIGKILL", rf"(?i)^{_NO_GUESS}(?:killed by|signal|received|by|status|code|with)[^\n]{{0,40}}SIGKILL", fields={"signal": "SIGKILL"}),
+    LogTemplate("not_oom_killed", "oom_kill", '"OOMKilled"', r'"OOMKilled": ?false', fields={"denied": True}),
+    LogTemplate("oom_killed", "oom_kill", '"OOMKilled"', r'"OOMKilled": ?true'),
     LogTemplate("exitcode_9", "exit", "exitcode", r"(?i)exitcode[:= ]{1,3}-9\b", fields={"signal": "SIGKILL"}),
     LogTemplate("signal_9", "exit", "signal", r"(?i)(?:terminated|killed|died)[^\n]{0,60}signal[: (]{1,3}9\b", fields={"signal": "SIGKILL"}),
 )  # fmt: skip
@@ -1023,6 +1032,10 @@ class _LogReader:
 
     def _after(self, index: int) -> tuple[bytes, ...]:
         following = self.lines[index + 1 : index + 3]
+        if following and _NATIVE_FRAME.match(following[0]):
+            # a C++ program prints its stack below the message
+            rest = itertools.takewhile(_NATIVE_FRAME.match, self.lines[index + 1 : index + 1 + MOST_NATIVE_FRAMES])
+            return tuple(line[:FOLLOW_LINE] for line in rest)
         if self.partial is not None:
             # joined pieces left empty lines
             following = [line for line in self.lines[index + 1 : index + 200] if line][:2]
@@ -1172,6 +1185,9 @@ def _last_traceback(lines: Sequence[str]) -> list[str]:
 
 
 _FAR_ABOVE = 20
+
+MOST_NATIVE_FRAMES = 64
+_NATIVE_FRAME = re.compile(rb"[^\n]{0,120}?(?:^|\s|#)\d{1,3}:?\s{1,20}(?:/\S{1,300}\(\+?)?0x[0-9a-fA-F]{4,16}\b")
 
 
 _STARTS = r"\s*(?:\(\w[^)\n]{0,80} pid=\d|\[[^\]\n]{0,40}\d\d:\d\d|(?:INFO|WARN(?:ING)?|ERROR|DEBUG|CRITICAL)\b|time=|Traceback "
@@ -1365,7 +1381,7 @@ def oom_fields(text: str, frames: list[str]) -> list[dict[str, object]]:
             fields["this_process"] = mine
         if not isinstance(message.device, Unread) and message.device is not None:
             fields["device"] = float(message.device)
-        named = oom.site([*frames, text])
+        named = oom.site(frames, text)
         # some wordings name the place themselves (a warm-up): they win over frames that do not decide
         fields["site"] = (
             message.site if isinstance(message.site, str) and named in ("other", "prefill", "decode") else named

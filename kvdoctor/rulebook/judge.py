@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from kvdoctor.facts import FactSet, Known, Unknown
+from kvdoctor.facts import Fact, FactSet, Known, Unknown
 from kvdoctor.findings import CONFIDENCES, SEVERITIES, Evidence, Missing, State, Verdict
 from kvdoctor.rulebook import confidence
 from kvdoctor.rulebook.config import Config, apply_config
@@ -435,7 +435,7 @@ def choose(verdicts: Sequence[Verdict], facts: FactSet) -> Verdict:
         v for v in verdicts if v.state == "suspected" and v.muted_by is None and SEVERITIES.index(v.severity) <= grave
     ]
     looked, gaps = _health(facts)
-    gaps.extend(_too_few(facts))
+    gaps.extend((*_too_few(facts), *_unexplained(facts)))
     general = [v for v in fired if v.id in GENERAL_VERDICTS]
     if not doubts and not gaps:
         return min(general, key=_rank) if general else _healthy(looked)
@@ -487,6 +487,47 @@ def _too_few(facts: FactSet) -> list[Missing]:
             )
         ]
     return []
+
+
+STANDING_QUEUE = 3
+STANDING_QUEUE_SHARE = 0.05
+"""A queue at the first and the last sample of so many, and of this share of what runs: not the request that is just taken in."""
+TRANSFER_QUEUES = ("pd.prefill_queue", "pd.decode_queue", "pd.transfer_queue", "pd.expired")
+
+
+def _unexplained(facts: FactSet) -> list[Missing]:
+    """What was seen and contradicts health, though no rule knows its cause."""
+    out: list[Missing] = []
+    report = facts["target.failure_reported"]
+    if isinstance(report, Known) and report.lo is True:
+        why = f"after its last work the server itself reports a failure: {report.note} ({report.source})"
+        out.append(
+            Missing("target.failure_reported", why, "read the lines before that one; add the whole log, and dmesg -T")
+        )
+    waiting, grown, running = (_least(facts[name]) for name in ("req.waiting", "req.waiting_growth", "req.running"))
+    if waiting is not None:
+        # without a second sample the one there is stands for the window
+        standing = min(waiting, waiting - grown) if grown is not None else waiting
+        if standing >= max(STANDING_QUEUE, STANDING_QUEUE_SHARE * (running or 0.0)):
+            why = (
+                f"{number(waiting)} requests wait, at least {number(standing)} all the time, and no rule knows for what"
+            )
+            out.append(
+                Missing("req.waiting", why, "add the start of the log (limits) and a window of a minute or more")
+            )
+    for name in TRANSFER_QUEUES:
+        held = _least(facts[name])
+        if held is not None and held >= STANDING_QUEUE:
+            why = f"{number(held)} requests are held up between prefill and decode ({name})"
+            out.append(Missing(name, why, "add the logs or metrics of the servers on the other side"))
+            break
+    return out
+
+
+def _least(fact: Fact) -> float | None:
+    if not isinstance(fact, Known) or fact.span == "L" or isinstance(fact.lo, (str, bool)):
+        return None
+    return float(fact.lo)
 
 
 def _healthy(looked: Sequence[tuple[str, Known]]) -> Verdict:

@@ -263,9 +263,12 @@ def _surroundings_hold(rule: Rule, scope: Scope, example: Example) -> bool:
     verdict = Judge([rule]).explain(rule.name, FactSet(dict(example.facts)), scope=scope)
     if verdict.state == "not_applicable":
         return False
-    size = len(rule.conditions(scope)[1].leaves)
-    around = verdict.evidence[size:]
-    return all(item.outcome is True and item.span != "L" for item in around)
+    applies, when = rule.conditions(scope)
+    if applies is not None and rule.bound(applies).code(example.facts) != TRUE:
+        return False
+    # behind those of `when` and before those of `applies` stand the floor and the gate
+    end = len(verdict.evidence) - (0 if applies is None else len(applies.leaves))
+    return all(item.outcome is True and item.span != "L" for item in verdict.evidence[len(when.leaves) : end])
 
 
 def main(arguments: Sequence[str]) -> int:
