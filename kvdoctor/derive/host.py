@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from kvdoctor.derive import devices
+from kvdoctor.derive import devices, kills
+from kvdoctor.derive.kills import JOIN_S, is_server
 from kvdoctor.derive.view import View, slope
 from kvdoctor.facts import FACTS as TABLE
 from kvdoctor.facts import FactSet, Known, Unknown, combine, estimated, measured
@@ -17,15 +18,12 @@ if TYPE_CHECKING:
     from kvdoctor.parse.kernel import Stall, Xid
     from kvdoctor.readings import HostReadings
 
-JOIN_S = 600.0
-"""An Xid further than this from any error of the server is a story of its own."""
-
 
 def add(view: View, host: HostReadings) -> None:
     """Derive ``gpu.*``, ``host.*``, ``pd.*``, ``offload.*`` and ``model.*``."""
     _gpus(view, host)
     _xids(view, host)
-    _kills(view, host)
+    kills.add(view, host)
     _stuck(view, host)
     _rss(view, host)
     _cgroups(view, host)
@@ -198,97 +196,7 @@ def _xids(view: View, host: HostReadings) -> None:
         view.facts.set("gpu.xid_order", measured("after_error", "e", source))
 
 
-# -------------------------------------------------------------------- kills and hangs
-
-
-SURVIVED_S = 60.0
-"""A server that is served from so long after a kill did not die of it: when a worker is killed its engine ends at once."""
-
-
-def _life(view: View) -> tuple[float | None, float | None]:
-    """Start of the server's process (else the first sign of it) and the last sign of life; epoch seconds."""
-    target = view.target
-    started = [r.value for s in target.scrapes for r in s.values.get("run.start", {}).values()]
-    pages = [s.time for s in target.scrapes if s.time is not None]
-    lines = [run.first_time for run in target.logs if run.first_time is not None]
-    lived = [*pages, *(s.time for s in view.stats if s.time is not None)]
-    first = max(started) if started else min([*pages, *lines], default=None)
-    return first, max(lived, default=None)
-
-
-def _can_concern(view: View, when: float | None) -> bool:
-    """A kill long before this server started, or one it lived on after, hit something else."""
-    first, last = _life(view)
-    if when is None or first is None:
-        return True
-    if when < first - JOIN_S:
-        return False
-    return not (when > first and last is not None and last - when > SURVIVED_S)
-
-
-def _kills(view: View, host: HostReadings) -> None:
-    facts = view.facts
-    for timed in host.kernel:
-        for kill in timed.value.kills:
-            when = kill.stamp.clock if kill.stamp.zoned else None
-            source, other = f"{timed.origin}:{kill.line}", ""
-            if _can_concern(view, when):
-                facts.set("host.oom_kill", measured(True, "e", source))
-            else:
-                other = "; not this server, which started later or lived on"
-            view.note_event(when, f"the kernel killed {kill.process} ({kill.pid}): host memory{other}", source)
-    for timed_kube in host.kube:
-        for pod in timed_kube.value.pods:
-            for container in pod.containers:
-                for state in (container.state, container.last_state):
-                    if state is None:
-                        continue
-                    if state.reason == "OOMKilled" or (
-                        not isinstance(state.exit_code, Unread)
-                        and state.exit_code == 137
-                        and state.reason != "Completed"
-                        and not any(e.reason == "Killing" and "liveness probe" in e.message for e in pod.events)
-                    ):
-                        facts.set("host.oom_kill", measured(True, "e", f"{timed_kube.origin}:{state.line}"))
-    for timed_group in host.cgroups:
-        if not isinstance(timed_group.value.oom_kills, Unread) and timed_group.value.oom_kills > 0:
-            facts.set("host.oom_kill", measured(True, "e", timed_group.origin))
-    exits = view.target.events("exit", "oom_kill")
-    killed = [
-        (r, e)
-        for r, e in exits
-        if e.number("code") in (137, -9) or e.text("signal") == "SIGKILL" or e.event == "oom_kill"
-    ]
-    device_oom = bool(view.target.events("oom"))
-    if killed and not device_oom:
-        facts.set(
-            "host.oom_kill",
-            measured(
-                True,
-                "e",
-                killed[0][0].source(killed[0][1]),
-                note="killed by SIGKILL (exit 137) without a device out-of-memory message",
-            ),
-        )
-    elif killed:
-        facts.set(
-            "host.oom_kill",
-            Unknown(
-                "a process was killed, and a device out-of-memory message stands there too",
-                "look at dmesg for oom-kill lines",
-            ),
-        )
-    if "host.oom_kill" not in facts:
-        if host.kernel or host.kube:
-            facts.set("host.oom_kill", measured(False, "e", "kernel log or pod description"))
-        else:
-            facts.set(
-                "host.oom_kill",
-                Unknown(
-                    "no kernel log, pod description or cgroup counter in the snapshot",
-                    "add dmesg -T, or kubectl describe pod",
-                ),
-            )
+# -------------------------------------------------------------------- hangs
 
 
 def _stuck(view: View, host: HostReadings) -> None:
@@ -303,7 +211,7 @@ def _stuck(view: View, host: HostReadings) -> None:
     waiting = [
         (row, origin)
         for row, origin in states.values()
-        if isinstance(row.state, str) and row.state.startswith("D") and _engine(row.command)
+        if isinstance(row.state, str) and row.state.startswith("D") and is_server(row.command)
     ]
     if waiting:
         row, origin = waiting[0]
@@ -317,14 +225,6 @@ def _stuck(view: View, host: HostReadings) -> None:
 
 def _driver_word(text: object) -> bool:
     return isinstance(text, str) and any(w in text for w in ("nvidia", "uvm", "amdgpu", "xe", "i915", "kfd"))
-
-
-def _engine(command: str) -> bool:
-    text = command.lower()
-    return any(
-        w in text
-        for w in ("vllm", "sglang", "llama", "trtllm", "triton", "text-generation", "lmdeploy", "python", "ollama")
-    )
 
 
 # -------------------------------------------------------------------- host memory
@@ -351,7 +251,7 @@ def _rss(view: View, host: HostReadings) -> None:
         view.facts.set("host.cpu_busy", measured(busy.value / busy.seconds, "w", busy.source))
     shares = [
         (row.cpu, f"{t.origin}:{row.line}") for t in host.processes for row in t.value.processes
-        if not isinstance(row.cpu, Unread) and _engine(row.command)
+        if not isinstance(row.cpu, Unread) and is_server(row.command)
     ]  # fmt: skip
     if shares:
         top, source = max(((float(c), s) for c, s in shares), key=lambda x: x[0])
@@ -363,7 +263,7 @@ def _listed_rss(host: HostReadings) -> list[tuple[float | None, float, str]]:
     tracks: dict[int, list[tuple[float | None, float, str]]] = {}
     for timed in host.processes:
         for row in timed.value.processes:
-            if not isinstance(row.rss, Unread) and _engine(row.command):
+            if not isinstance(row.rss, Unread) and is_server(row.command):
                 when = timed.value.time_of(row)
                 source = f"{timed.origin}:{row.line}"
                 tracks.setdefault(row.pid, []).append((timed.time if when is None else when, float(row.rss), source))

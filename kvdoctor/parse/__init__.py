@@ -31,6 +31,9 @@ OOM_LITERALS = (
 )
 """Every message that :func:`kvdoctor.parse.oom.find` knows holds one of these, unless a line feed broke it inside the words."""
 
+TORCH_PROCESS = "pt_main_thread"
+"""PyTorch gives its process this name: the kernel's lines then do not tell the program."""
+
 
 NOT_ASKED = "not in this output"
 """The reason of a value that this form of the output never prints: it was not asked for, it is not that nobody knows it."""

@@ -753,7 +753,10 @@ def meminfo(text: str) -> MemInfo | NotThis:
 
 @frozen
 class ContainerState:
-    """Running, Waiting or Terminated, with what Kubernetes says about it. Times are epoch seconds."""
+    """Running, Waiting or Terminated, with what Kubernetes says about it. Times are epoch seconds.
+
+    ``oom_killed`` is the runtime's own word for it (docker inspect prints it either way); None where it prints none.
+    """
 
     state: str
     reason: str | Unread
@@ -761,6 +764,16 @@ class ContainerState:
     started: float | None
     finished: float | None
     line: int
+    oom_killed: bool | None = None
+
+
+# image or name of a container: pieces that only an inference server's has
+_SERVER = re.compile(
+    r"(?<![a-z0-9])(vllm|sglang|text-generation-inference|tgi|tritonserver|triton|tensorrt[-_]?llm|trt-?llm|ollama|"
+    r"llama[-._]?cpp|llama-server|lmdeploy)"
+)
+# an extended resource has a domain; of these the ones that are accelerators
+_ACCELERATOR = re.compile(r"[^/]{1,100}/.{0,40}(?:gpu|mig-|tpu|npu|gaudi|neuron|ascend)|gpu\.[^/]{1,100}/", re.I)
 
 
 @frozen
@@ -777,6 +790,17 @@ class Container:
     requests: Mapping[str, float]
     line: int
 
+    @property
+    def server(self) -> str:
+        """The inference server that its image or its name tells; empty where they tell none."""
+        texts = (self.image if isinstance(self.image, str) else "", self.name)
+        return next((found.group(1) for text in texts if (found := _SERVER.search(text.lower()))), "")
+
+    @property
+    def accelerated(self) -> bool:
+        """It asks for an accelerator."""
+        return any(n > 0 and _ACCELERATOR.match(k) for table in (self.limits, self.requests) for k, n in table.items())
+
 
 @frozen
 class KubeEvent:
@@ -788,6 +812,18 @@ class KubeEvent:
     source: str
     message: str
     line: int
+
+    def names(self, container: str) -> bool:
+        """The message is about the container of this name."""
+        return re.search(rf"\b[Cc]ontainer \"?{re.escape(container)}(?![\w-])", self.message) is not None
+
+    @property
+    def names_one(self) -> bool:
+        """The message is about one container."""
+        return re.search(r"\b[Cc]ontainer \"?[\w.-]", self.message) is not None
+
+
+_LOW_ON = re.compile(r"low on resource: ([a-z][a-z-]{2,30})")
 
 
 @frozen
@@ -804,6 +840,12 @@ class Pod:
     containers: tuple[Container, ...]
     events: tuple[KubeEvent, ...]
     line: int
+
+    @property
+    def low_on(self) -> str:
+        """What the node lacked when the kubelet evicted the pod (``memory``, ``ephemeral-storage``); empty otherwise."""
+        found = _LOW_ON.search(self.message) if self.reason == "Evicted" and isinstance(self.message, str) else None
+        return found.group(1) if found else ""
 
 
 @frozen
@@ -916,10 +958,8 @@ def _manifests(text: str, lines: int) -> Kube | NotThis:
         if item.get("kind") in ("ScaledObject", "HorizontalPodAutoscaler"):
             texts = [v for k, v in _leaves(item.get("spec"), "", _NESTED) if _names_metric(k)]
             scalers.append(_scaler_of(texts, 1))
-        else:
-            states = list(_json_states(item, _NESTED))
-            if states:
-                pods.append(_pod_of(states))
+        elif pod := _json_pod(item):
+            pods.append(pod)
     if not pods and not scalers:
         return NotThis("neither a container's state nor an autoscaler")
     return Kube(tuple(pods), tuple(scalers), lines)
@@ -951,24 +991,75 @@ def _names_metric(path: str) -> bool:
     return path.rpartition(".")[2] in ("query", "metricName") or path.endswith((".metric.name", ".resource.name"))
 
 
-def _json_states(value: object, depth: int) -> Iterator[ContainerState]:
-    """States in a pod's status (``terminated``) or in docker's (``OOMKilled`` beside ``ExitCode``)."""
-    if not depth:
-        return
-    if isinstance(value, list):
-        for inner in value:
-            yield from _json_states(inner, depth - 1)
-    elif isinstance(value, dict):
-        if "OOMKilled" in value and "ExitCode" in value:
-            ended = value.get("Running") is not True
-            reason = "OOMKilled" if value["OOMKilled"] is True else "Error" if ended else "Running"
-            yield _ended(reason, value["ExitCode"] if ended else None)
-            return
-        ended_state = value.get("terminated")
-        if isinstance(ended_state, dict):
-            yield _ended(ended_state.get("reason"), ended_state.get("exitCode"))
-        for inner in value.values():
-            yield from _json_states(inner, depth - 1)
+def _json_pod(item: Mapping[str, object]) -> Pod | None:
+    """A pod or a docker container of which a state is told; None for anything else."""
+    spec, status = _part(item, "spec"), _part(item, "status")
+    limits = {
+        str(c.get("name")): _json_quantities(_part(_part(c, "resources"), "limits"))
+        for key in ("containers", "initContainers")
+        for c in _records(spec, key)
+    }
+    containers = [
+        found
+        for key in ("initContainerStatuses", "containerStatuses")
+        for record in _records(status, key)
+        if (found := _json_container(record, limits, init=key.startswith("init")))
+    ]
+    docker = _part(item, "State")
+    if "OOMKilled" in docker and "ExitCode" in docker:
+        config = _part(item, "Config")
+        containers.append(_container_of(_word(item, "Name"), _word(config, "Image"), None, _docker_state(docker)))
+    if not containers:
+        return None
+    told = [_word(status, key) for key in ("phase", "reason", "message")]
+    return _pod_of(_word(_part(item, "metadata"), "name"), told, containers)
+
+
+def _part(record: Mapping[str, object], key: str) -> Mapping[str, object]:
+    inner = record.get(key)
+    return inner if isinstance(inner, dict) else {}
+
+
+def _records(record: Mapping[str, object], key: str) -> list[Mapping[str, object]]:
+    inner = record.get(key)
+    return [one for one in inner if isinstance(one, dict)] if isinstance(inner, list) else []
+
+
+def _word(record: Mapping[str, object], key: str) -> str | Unread:
+    text = record.get(key)
+    return text if isinstance(text, str) and text else _ABSENT
+
+
+def _json_quantities(table: Mapping[str, object]) -> dict[str, float]:
+    found = {key: quantity(str(value)) for key, value in table.items()}
+    return {key: value for key, value in found.items() if isinstance(value, float)}
+
+
+def _json_container(
+    record: Mapping[str, object], limits: Mapping[str, Mapping[str, float]], *, init: bool
+) -> Container | None:
+    now, last = (_json_state(_part(record, key)) for key in ("state", "lastState"))
+    name = _word(record, "name")
+    if now is None and last is None:
+        return None
+    return _container_of(name, _word(record, "image"), now, last, limits.get(str(name), {}), init=init)
+
+
+def _json_state(record: Mapping[str, object]) -> ContainerState | None:
+    if ended := _part(record, "terminated"):
+        return _ended(ended.get("reason"), ended.get("exitCode"))
+    if "running" in record:
+        return ContainerState("Running", _ABSENT, _ABSENT, None, None, 1)
+    waiting = _part(record, "waiting")
+    return ContainerState("Waiting", _word(waiting, "reason"), _ABSENT, None, None, 1) if waiting else None
+
+
+def _docker_state(record: Mapping[str, object]) -> ContainerState:
+    """docker's ``State``; a container that runs has the exit code of nothing."""
+    ended = record.get("Running") is not True
+    killed = record["OOMKilled"] is True
+    reason = "OOMKilled" if killed else "Error" if ended else "Running"
+    return replace(_ended(reason, record["ExitCode"] if ended else None), oom_killed=killed)
 
 
 def _ended(reason: object, code: object, line: int = 1) -> ContainerState:
@@ -982,9 +1073,33 @@ def _ended(reason: object, code: object, line: int = 1) -> ContainerState:
     )
 
 
-def _pod_of(states: Sequence[ContainerState]) -> Pod:
-    containers = tuple(Container("", _ABSENT, False, None, state, _ABSENT, {}, {}, state.line) for state in states)
-    return Pod("", _ABSENT, _ABSENT, _ABSENT, _ABSENT, _ABSENT, None, containers, (), states[0].line)
+def _container_of(
+    name: str | Unread,
+    image: str | Unread,
+    state: ContainerState | None,
+    last: ContainerState | None,
+    limits: Mapping[str, float] | None = None,
+    *,
+    init: bool = False,
+) -> Container:
+    line = next((s.line for s in (last, state) if s is not None), 1)
+    return Container(name if isinstance(name, str) else "", image, init, state, last, _ABSENT, limits or {}, {}, line)
+
+
+def _pod_of(name: str | Unread, told: Sequence[str | Unread], containers: Sequence[Container]) -> Pod:
+    status, reason, message = told
+    return Pod(
+        name if isinstance(name, str) else "",
+        _ABSENT,
+        _ABSENT,
+        status,
+        reason,
+        message,
+        None,
+        tuple(containers),
+        (),
+        containers[0].line,
+    )
 
 
 def _scaler_of(texts: Sequence[str], line: int) -> Autoscaler:
@@ -1003,16 +1118,58 @@ def _yaml_manifests(lines: Sequence[str]) -> Kube | NotThis:
             texts = [value for path, value in _yaml_leaves(root, "") if _names_metric(path)]
             scalers.append(_scaler_of(texts, start + 1))
             continue
-        states = [
-            _ended(entry.text("reason"), _integer(entry.text("exitCode")), entry.line)
-            for entry in root.walk()
-            if entry.key == "terminated"
-        ]
-        if states:
-            pods.append(_pod_of(states))
+        listed = _yaml_items(root.child("items"), lines)
+        pods += [pod for owner in listed or [root] if (pod := _yaml_pod(owner, lines))]
     if not pods and not scalers:
         return NotThis("neither a container's state nor an autoscaler")
     return Kube(tuple(pods), tuple(scalers), len(lines))
+
+
+def _yaml_pod(root: _Entry, lines: Sequence[str]) -> Pod | None:
+    """A pod whose containers' states are told; None for anything else."""
+    spec, status = (root.child(key) or root for key in ("spec", "status"))
+    limits = {
+        _bare(item.text("name")): _quantities((item.child("resources") or item).child("limits"))
+        for key in ("containers", "initContainers")
+        for item in _yaml_items(spec.child(key), lines)
+    }
+    containers: list[Container] = []
+    for key in ("initContainerStatuses", "containerStatuses"):
+        for item in _yaml_items(status.child(key), lines):
+            now, last = (_yaml_state(item.child(part)) for part in ("state", "lastState"))
+            name = _bare(item.text("name"))
+            if now or last:
+                init = key.startswith("init")
+                containers.append(_container_of(name, item.text("image"), now, last, limits.get(name), init=init))
+    if not containers:
+        return None
+    told = [status.text(key) for key in ("phase", "reason", "message")]
+    return _pod_of(_bare((root.child("metadata") or root).text("name")), told, containers)
+
+
+def _bare(text: str | Unread) -> str:
+    return text.strip("\"'") if isinstance(text, str) else ""
+
+
+def _yaml_items(section: _Entry | None, lines: Sequence[str]) -> list[_Entry]:
+    """The items of a list: each begins where a dash stood."""
+    items: list[_Entry] = []
+    for child in section.children if section else ():
+        if not items or lines[child.line - 1].lstrip().startswith("- "):
+            items.append(_Entry(child.indent - 1, "", "", child.line))
+        items[-1].children.append(child)
+    return items
+
+
+def _yaml_state(entry: _Entry | None) -> ContainerState | None:
+    if entry is None:
+        return None
+    if ended := entry.child("terminated"):
+        return _ended(ended.text("reason"), _integer(ended.text("exitCode")), ended.line)
+    if running := entry.child("running"):
+        return ContainerState("Running", _ABSENT, _ABSENT, None, None, running.line)
+    waiting = entry.child("waiting")
+    return ContainerState("Waiting", waiting.text("reason"), _ABSENT, None, None, waiting.line) if waiting else None
 
 
 def _yaml_leaves(entry: _Entry, path: str) -> Iterator[tuple[str, str]]:
@@ -1102,6 +1259,7 @@ def _state(entry: _Entry | None) -> ContainerState | None:
         started=_mail_date(entry.text("Started")),
         finished=_mail_date(entry.text("Finished")),
         line=entry.line,
+        oom_killed={"true": True, "false": False}.get(str(entry.text("OOM Killed")).lower()),
     )
 
 
@@ -1134,7 +1292,7 @@ def quantity(text: str) -> float | Unread:
 def _quantities(entry: _Entry | None) -> dict[str, float]:
     found: dict[str, float] = {}
     for child in entry.children if entry else ():
-        value = quantity(child.value)
+        value = quantity(child.value.strip("\"'"))
         if child.key and isinstance(value, float):
             found[child.key] = value
     return found

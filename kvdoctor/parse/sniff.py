@@ -25,7 +25,7 @@ _KUBECTL = re.compile(
     re.M,
 )
 _LISTED = re.compile(r"(?:NAMESPACE\s+)?NAME\s+REFERENCE\s+TARGETS\s")
-_MANIFEST = re.compile(r"^apiVersion: \S{1,80}\s{0,4}\n(?:.*\n){0,200}?kind: [A-Z]", re.M)
+_MANIFEST = re.compile(r"^apiVersion: \S{1,80}\s{0,4}\n(?:.*\n){0,200}?[ -]{0,8}kind: [A-Z]", re.M)
 _CGROUP = re.compile(
     r"^(?:anon|file|inactive_file|active_file|total_inactive_file|memory\.(?:current|max|high|stat|events|usage_in_bytes|limit_in_bytes)|oom_kill|cache|rss)[ =:\t]+(?:\d+|max)\b",
     re.M,

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from email.utils import format_datetime
 from typing import Any
 
-from kvdoctor.parse import Unread
+from kvdoctor.parse import TORCH_PROCESS, Unread
 from kvdoctor.parse.gpu import THROTTLE_BITS, GpuProcess, GpuReading, GpuReport
 from kvdoctor.parse.kernel import (
     Autoscaler,
@@ -31,7 +31,10 @@ from kvdoctor.redact.veil import Veil
 GPU_NOTES = ("readings written again as csv; serials and UUIDs hashed", "process names: known programs, others hashed")
 KERNEL_NOTES = ("only Xid, out-of-memory and lockup lines, written again; process names and cgroups hashed",)
 PS_NOTES = ("users left out; command lines: known programs and settings", "environment and arguments left out")
-KUBE_NOTES = ("only states, reasons, exit codes, limits and autoscaler metrics; names hashed; messages left out",)
+KUBE_NOTES = (
+    "only states, reasons, exit codes, limits and autoscaler metrics; names hashed; of images only which server it is; "
+    "of messages only the probe and the resource",
+)
 CGROUP_NOTES = ("only memory counters",)
 
 _NAMES = re.compile(
@@ -208,6 +211,8 @@ def _kill(kill: OomKill, veil: Veil) -> list[str]:
 
 def _short(name: str, veil: Veil) -> str:
     """A process name as the kernel prints one: no blanks or brackets, at most 40 characters."""
+    if name == TORCH_PROCESS:
+        return name
     return re.sub(r"[\s()\[\]*]+", "_", veil.command(name)).strip("_")[:40]
 
 
@@ -306,7 +311,8 @@ _MEMINFO = words.known(
 
 _REASON = re.compile(r"[A-Z][A-Za-z]{2,40}")
 _RESOURCES = re.compile(
-    r"cpu|memory|ephemeral-storage|hugepages-[0-9]{1,4}[KMG]i|(?:nvidia|amd|intel|habana)\.(?:com|ai)/[a-z0-9.-]{1,40}"
+    r"cpu|memory|ephemeral-storage|hugepages-[0-9]{1,4}[KMG]i|"
+    r"(?:nvidia|amd|gpu\.intel|intel|habana|google|huawei|aws\.amazon)\.(?:com|ai)/[A-Za-z0-9.-]{1,40}"
 )
 
 
@@ -325,6 +331,8 @@ def _pod(pod: Pod, veil: Veil) -> list[str]:
     for key, value in (("Status", pod.status), ("Reason", pod.reason)):
         if isinstance(value, str) and _REASON.fullmatch(value):
             lines.append(f"{key}:       {value}")
+    if pod.low_on:
+        lines.append(f"Message:      low on resource: {pod.low_on}")
     if pod.started is not None:
         lines.append(f"Start Time:   {_mail(pod.started)}")
     for title, init in (("Init Containers", True), ("Containers", False)):
@@ -333,6 +341,9 @@ def _pod(pod: Pod, veil: Veil) -> list[str]:
             lines.append(f"{title}:")
         for container in part:
             lines.append(f"  c-{veil.token(container.name)}:")
+            # whose container it is: a sidecar's end is not the server's
+            if container.server:
+                lines.append(f"    Image:  {container.server}")
             lines += [*_state("State", container.state), *_state("Last State", container.last_state)]
             if not isinstance(container.restarts, Unread):
                 lines.append(f"    Restart Count:  {container.restarts}")
@@ -340,13 +351,20 @@ def _pod(pod: Pod, veil: Veil) -> list[str]:
                 lines += _quantities(key, table)
     rows = [e for e in pod.events if _REASON.fullmatch(e.reason)]
     if rows:
-        lines += ["Events:", *(f"  {e.kind}  {e.reason}  {_age(e.age)}  node  {_said(e)}" for e in rows)]
+        lines += ["Events:", *(f"  {e.kind}  {e.reason}  {_age(e.age)}  node  {_said(e, pod, veil)}" for e in rows)]
     return lines
 
 
-def _said(event: KubeEvent) -> str:
-    """Of an event's message only whether a failed liveness probe is the reason: it tells a kill from a lack of memory."""
-    return "failed liveness probe" if "liveness probe" in event.message.lower() else "left out"
+_PROBES = ("liveness", "startup", "readiness")
+
+
+def _said(event: KubeEvent, pod: Pod, veil: Veil) -> str:
+    """Of an event's message only which container it names, and which probe: they tell a kill from a lack of memory."""
+    named = next((c.name for c in pod.containers if c.name and event.names(c.name)), None)
+    probe = next((word for word in _PROBES if f"{word} probe" in event.message.lower()), None)
+    parts = [f"Container c-{veil.token(named)}"] if named else []
+    parts += [f"failed {probe} probe"] if probe else []
+    return " ".join(parts) or "left out"
 
 
 def _age(text: str) -> str:
@@ -366,6 +384,8 @@ def _state(title: str, state: ContainerState | None) -> list[str]:
         lines.append(f"      Reason:  {state.reason}")
     if not isinstance(state.exit_code, Unread):
         lines.append(f"      Exit Code:  {state.exit_code}")
+    if state.oom_killed is not None:
+        lines.append(f"      OOM Killed:  {state.oom_killed}")
     for key, time in (("Started", state.started), ("Finished", state.finished)):
         if time is not None:
             lines.append(f"      {key}:  {_mail(time)}")
