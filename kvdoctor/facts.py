@@ -897,6 +897,8 @@ _ROWS = (
         combine="first",
         choices=("none", "before_error", "after_error", "alone"),
     ),
+    _f("gpu.xid_outlived", "bool", "t", "e", "the server computed tokens after the last Xid"),
+    _f("gpu.xid_fatal", "bool", "t", "e", "Xid 48, 74, 79, 94, 95, 119 or 120 (broken hardware), and no work after it"),
     _f("host.oom_kill", "bool", "t", "e", "the kernel, the cgroup or the node killed the server for host memory"),
     _f("host.killed", "bool", "t", "e", "a process or container of the server ended by SIGKILL (137, -9), whoever sent it"),
     _f(

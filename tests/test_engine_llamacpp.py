@@ -235,6 +235,12 @@ LINES = [
         {"error": "pool_too_small"},
     ),
     ("graph_reserve: failed to allocate compute pp buffers", "lcp.oom.compute", {"part": "pp"}),
+    (
+        "/build/ggml/src/ggml-cuda/ggml-cuda.cu:1288: GGML_ASSERT(status == cudaSuccess) failed",
+        "lcp.assert",
+        {"text": "GGML_ASSERT(status == cudaSuccess) failed"},
+    ),
+    ("terminate called after throwing an instance of 'std::runtime_error'", "lcp.throw", {}),
     # the words of 2023 and early 2024
     ("slot 3 is processing [task id: 71]", "lcp.launch.old", {"slot": 3.0, "id": "71"}),
     ("slot 3 : kv cache rm - [24, end)", "lcp.cached.oldest", {"slot": 3.0, "cached_tokens": 24.0}),
@@ -375,7 +381,28 @@ OLLAMA_LINES = [
     (
         '[GIN] 2024/08/04 - 06:26:58 | 200 | 14.9021s |       10.0.0.9 | POST     "/api/generate"',
         "oll.request",
-        {"status": 200.0},
+        {"status": 200.0, "finish": None},
+    ),
+    (
+        '[GIN] 2024/08/04 - 06:26:58 | 500 | 14.9021s |       10.0.0.9 | POST     "/api/generate"',
+        "oll.request",
+        {"status": 500.0, "finish": "abort"},
+    ),
+    (
+        'level=ERROR source=server.go:449 msg="llama runner terminated" error="exit status 2"',
+        "oll.runner_died",
+        {"text": "exit status 2", "start": None},
+    ),
+    (
+        'level=WARN source=gpu.go:449 msg="error looking up nvidia GPU memory" error="nvml failed to get memory info: GPU is lost"',
+        "oll.gpu_lost",
+        {"text": "GPU is lost"},
+    ),
+    (
+        'level=ERROR source=sched.go:455 msg="error loading llama server" error="timed out waiting for llama runner to start: '
+        'context canceled"',
+        "oll.loading_failed",
+        {"start": True},
     ),
     (
         'level=INFO source=sched.go:470 msg="Load failed" model=/m/sha256-5e error="model requires more system memory (1.9 '

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from kvdoctor.derive import faults, latency, liveness, load, memory, shape, spread, victims, work
 from kvdoctor.derive import group as _group
 from kvdoctor.derive import host as _host
-from kvdoctor.derive import latency, liveness, load, memory, shape, spread, victims, work
 from kvdoctor.derive.view import View
 from kvdoctor.facts import FactSet
 from kvdoctor.readings import Intake
@@ -32,6 +32,7 @@ def derive(intake: Intake) -> Derived:
         load.headroom(view)
         memory.add(view, intake.host)
         _host.add(view, intake.host)
+        faults.add(view, intake.host)
         spread.add(view)
         shape.add(view)
         liveness.add(view, intake.host)

@@ -233,6 +233,8 @@ TEMPLATES: tuple[LogTemplate, ...] = (
                 fields={"error": "pool_too_small"}),
     LogTemplate("lcp.oom.compute", "phase", "failed to allocate compute", r"failed to allocate compute (?:(?P<part>pp|tg) )?buffers",
                 fields={"what": "compute buffers refused"}),
+    LogTemplate("lcp.assert", "error", "GGML_ASSERT(", r"(?P<text>GGML_ASSERT\([^\n]{1,120})", note="the process ends at once"),
+    LogTemplate("lcp.throw", "error", "terminate called after throwing", r"(?P<text>terminate called after throwing[^\n]{1,120})"),
     LogTemplate("lcp.start.bind", "start_error", "couldn't bind", r"(?P<text>couldn't bind (?:HTTP server )?socket[^\n]{0,120})",
                 fields={"error": "port_in_use"}),
     LogTemplate("lcp.start.usage", "start_error", "error: invalid argument", r"(?P<text>error: invalid argument: [^\n]{1,120})",

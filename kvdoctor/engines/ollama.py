@@ -33,6 +33,14 @@ def _pool(fields: dict[str, object]) -> dict[str, object]:
     return fields
 
 
+def _answered(fields: dict[str, object]) -> dict[str, object]:
+    """A request that was refused, failed or given up by its client (499) ended without an answer."""
+    status = fields.get("status")
+    if isinstance(status, float) and status >= 400:
+        fields["finish"] = "abort"
+    return fields
+
+
 _OWN: tuple[LogTemplate, ...] = (
     LogTemplate("oll.banner", "banner", 'msg="Listening on ', r'msg="Listening on \S{1,80} \(version (?P<version>[\w.+-]{1,40})\)"'),
     LogTemplate("oll.config", "args", "server config", r'server config"? env="(?P<text>map\[[^\n]{1,4000}\])'),
@@ -76,6 +84,12 @@ _OWN: tuple[LogTemplate, ...] = (
                 r'msg="Load failed" model=\S{1,300} error="(?P<text>[^"\n]{1,200})', fields={"error": "weights"}),
     LogTemplate("oll.server_failed", "start_error", 'msg="NewLlamaServer failed"',
                 r'msg="NewLlamaServer failed" model=\S{1,300} error="(?P<text>[^"\n]{1,200})', fields={"error": "weights"}),
+    LogTemplate("oll.loading_failed", "error", 'msg="error loading llama server"',
+                r'msg="error loading llama server" error="(?P<text>[^"\n]{1,200})', fields={"start": True},
+                note="also when the client gave up while the model was loading"),
+    LogTemplate("oll.runner_died", "error", ' terminated" error="',
+                r'msg="(?:llama runner|llama-server) terminated" error="(?P<text>[^"\n]{1,200})'),
+    LogTemplate("oll.gpu_lost", "error", "GPU is lost", r'msg="[^"\n]{1,120}" error="[^"\n]{0,120}(?P<text>GPU is lost)'),
     LogTemplate("oll.truncated", "context_limit", 'msg="truncating input prompt"',
                 r'msg="truncating input prompt" limit=(?P<n_ctx>\d+) prompt=(?P<n_tokens>\d+)', fields={"truncated": True},
                 note="the request goes on with the rest: the client sees nothing"),
@@ -87,7 +101,7 @@ _OWN: tuple[LogTemplate, ...] = (
                 r'msg="loading cache slot" id=(?P<slot>\d+) cache=\d+ prompt=(?P<n_tokens>\d+) used=(?P<cached_tokens>\d+)'),
     LogTemplate("oll.request", "request_out", "[GIN] ",
                 r'\[GIN\][^|\n]{1,60}\| +(?P<status>\d{3}) \|[^\n]{1,80}\| POST +"/(?:api/(?:generate|chat)|v1/(?:chat/)?completions)"',
-                note="one line per finished request of a generating route"),
+                derive=_answered, note="one line per finished request of a generating route"),
     LogTemplate("oll.busy", "request_rejected", "maximum pending requests exceeded", r"maximum pending requests exceeded", fields={"why": "queue full"}),
 )  # fmt: skip
 

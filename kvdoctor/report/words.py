@@ -195,6 +195,8 @@ LABELS: Mapping[str, str] = {
     "gpu.clock_share": "clock against its maximum",
     "gpu.throttle": "clock throttling",
     "gpu.xid_order": "Xid against the first error",
+    "gpu.xid_outlived": "work after the last Xid",
+    "gpu.xid_fatal": "Xid of broken hardware",
     "host.oom_kill": "killed for host memory",
     "host.killed": "ended by SIGKILL",
     "host.rss_slope": "growth of resident memory per second",
