@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from kvdoctor.parse.serverlog import LogTemplate
 
 
@@ -36,6 +38,26 @@ TEMPLATES: tuple[LogTemplate, ...] = (
     ),
     _refused(
         "hub_unreachable", "We couldn't connect to ", r"(?P<text>We couldn't connect to '[^'\n]{1,200}')", "weights"
+    ),
+    *(
+        _refused(f"weights_{name}", text, rf"(?P<text>{re.escape(text)})", "weights")
+        for name, text in (
+            # safetensors, PyTorch's zip, a pickle that is a Git LFS pointer or a page, the hub's own check
+            ("header", "Error while deserializing header"),
+            ("archive", "PytorchStreamReader failed"),
+            ("pickle", "invalid load key, "),
+            ("size", "Consistency check failed: file should be of size"),
+        )
+    ),
+    *(
+        _refused(f"shm_{name}", text, rf"(?P<text>{re.escape(text)})", "shared_memory")
+        for name, text in (
+            # NCCL, PyTorch, Triton's Python backend; a kernel's "out of resource: shared memory" is the GPU's
+            ("segment", "Error while creating shared memory segment"),
+            ("extend", "failed to extend /dev/shm/"),
+            ("torch", "unable to allocate shared memory(shm) for file"),
+            ("triton", "Unable to initialize shared memory key"),
+        )
     ),
     _refused(
         "no_device",

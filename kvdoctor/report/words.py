@@ -181,6 +181,7 @@ LABELS: Mapping[str, str] = {
     "start.have_tokens": "tokens the pool holds",
     "start.free_bytes": "memory free at the start",
     "start.negative_kv": "memory left for KV came out negative",
+    "mem.twin_workers": "second workers of the same rank on one device",
     "start.graphs_bytes": "graph memory taken off before the pool",
     "start.need_bytes": "KV memory one full request needs",
     "start.have_bytes": "KV memory available",
