@@ -734,20 +734,47 @@ def _apart(group: list[_Page]) -> list[list[_Page]]:
     """Replicas of one model scraped into one folder: one server has no two pages of the same instant.
 
     They are told apart by what stands in their names before the time, where that makes every part's instants different.
+    Two names whose pages alternate are two servers as well, and without a clock two names that are both counted 1, 2, 3;
+    unless the process says that it is the same one.
     """
-    if not _repeats(group):
-        return [group]
+    if all(page[0].time is None for page in group):
+        parts = _by_name(group, _COUNT_IN_NAME)
+        counts = [{m[1] for page in part if (m := _COUNT_IN_NAME.search(page[0].origin))} for part in parts]
+        together = len(counts[0]) > 1 and all(count == counts[0] for count in counts)
+        return parts if together and not _one_process(group) else [group]
+    parts = _by_name(group, _TIME_IN_NAME)
+    if _repeats(group):
+        return [group] if any(_repeats(part) for part in parts) else parts
+    spans = [(min(times), max(times)) for part in parts if len(times := _times(part)) > 1]
+    alternate = len(spans) == len(parts) > 1 and max(lo for lo, _ in spans) < min(hi for _, hi in spans)
+    return parts if alternate and not _one_process(group) else [group]
+
+
+def _by_name(group: list[_Page], end: re.Pattern[str]) -> list[list[_Page]]:
     parts: dict[str, list[_Page]] = {}
     for page in group:
-        parts.setdefault(_BEFORE_TIME.sub("", page[0].origin), []).append(page)
-    return [group] if any(_repeats(part) for part in parts.values()) else list(parts.values())
+        parts.setdefault(end.sub("", page[0].origin), []).append(page)
+    return list(parts.values())
 
 
-_BEFORE_TIME = re.compile(r"[0-9]{9,13}(?:\.[0-9]{1,9})?(?:\.[a-z]{1,8}){0,2}$")
+def _times(pages: list[_Page]) -> list[float]:
+    return [page[0].time for page in pages if page[0].time is not None]
+
+
+def _one_process(group: list[_Page]) -> bool:
+    born = [start for page in group if (start := _process_start(page[0])) is not None]
+    return len(born) == len(group) and max(born) - min(born) <= SAME_START_S
+
+
+_COUNT_IN_NAME = re.compile(r"([0-9]{1,6})(?:\.[a-z]{1,8}){0,2}$")
+_TIME_IN_NAME = re.compile(
+    r"(?:[0-9]{9,13}(?:\.[0-9]{1,9})?|20[0-9]{2}-?[0-9]{2}-?[0-9]{2}[T_-]?[0-9]{2}[-:_]?[0-9]{2}[-:_]?[0-9]{2}Z?)"
+    r"(?:\.[a-z]{1,8}){0,2}$"
+)
 
 
 def _repeats(group: list[_Page]) -> bool:
-    times = [page[0].time for page in group if page[0].time is not None]
+    times = _times(group)
     return len(times) != len(set(times))
 
 

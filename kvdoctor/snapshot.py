@@ -18,6 +18,7 @@ import time as _time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -121,10 +122,25 @@ def memory_member(
 _EPOCH = re.compile(r"(?<!\d)(\d{9,11})(\.\d{1,9})?(?!\d)")
 
 
+_STAMP = re.compile(r"(?<!\d)(20\d\d)-?(\d\d)-?(\d\d)[T_-]?(\d\d)[-:_]?(\d\d)[-:_]?(\d\d)(?!\d)")
+
+
 def epoch_in_name(name: str) -> float | None:
-    """An epoch in a file name (9 to 11 digits, optional fraction), else None."""
-    match = _EPOCH.search(os.path.basename(name))
-    return float(match.group(0)) if match else None
+    """The time in a file name, else None: an epoch (9 to 11 digits, optional fraction), or a date with a time to the second.
+
+    A date is read as UTC: names seldom tell their zone, and differences between pages do not depend on it.
+    """
+    base = os.path.basename(name)
+    match = _EPOCH.search(base)
+    if match:
+        return float(match.group(0))
+    stamp = _STAMP.search(base)
+    if stamp is None:
+        return None
+    try:
+        return datetime(*(int(part) for part in stamp.groups()), tzinfo=UTC).timestamp()  # type: ignore[misc,arg-type]
+    except ValueError:
+        return None
 
 
 def _damage() -> tuple[type[Exception], ...]:

@@ -78,6 +78,49 @@ def test_scrapes_without_a_clock_give_counts_but_no_rates() -> None:
     assert isinstance(view.facts["target.window_s"], Unknown)
 
 
+NAMES = [
+    (("pod-a_1.prom", "pod-a_2.prom", "pod-b_1.prom", "pod-b_2.prom"), None, 2),
+    # the process says that it is one and the same
+    (("before_1.prom", "before_2.prom", "after_1.prom", "after_2.prom"), 1_795_000_000.0, 1),
+    # one page each: nothing counts them apart
+    (("pod-a.prom", "pod-b.prom"), None, 1),
+    (("t0.prom", "t1.prom", "t2.prom"), None, 1),
+    # clocks a second apart that alternate
+    (("a_1795000100.prom", "b_1795000101.prom", "a_1795000110.prom", "b_1795000111.prom"), None, 2),
+    (("before_1795000100.prom", "before_1795000110.prom", "after_1795000120.prom", "after_1795000130.prom"), None, 1),
+    (("a_2026-04-22T10-00-00Z.prom", "a_2026-04-22T10-01-00Z.prom", "b_2026-04-22T10-00-00Z.prom", "b_2026-04-22T10-01-00Z.prom"),
+     None, 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("names", "start", "servers"), NAMES, ids=lambda value: str(value)[:40])
+def test_names_tell_servers_apart_that_export_the_same_labels(
+    names: tuple[str, ...], start: float | None, servers: int
+) -> None:
+    found = views(*((name, page(generated=100.0 * (i + 1), start=start)) for i, name in enumerate(names)))
+    assert len(found) == servers
+    assert sum(len(view.target.scrapes) for view in found) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("name", "time"),
+    [
+        ("m_1795957400.prom", 1_795_957_400.0),
+        ("m_1795957400.534.prom", 1_795_957_400.534),
+        ("a/metrics-2026-11-29T13-03-20Z.prom", 1_795_957_400.0),
+        ("metrics_20261129-130320.txt", 1_795_957_400.0),
+        ("20261129130320.prom", 1_795_957_400.0),
+        ("metrics_20261339-130320.txt", None),
+        ("metrics_20261129.txt", None),
+        ("metrics_1.prom", None),
+    ],
+)
+def test_the_time_in_a_name(name: str, time: float | None) -> None:
+    from kvdoctor.snapshot import epoch_in_name
+
+    assert epoch_in_name(name) == time
+
+
 def test_scrapes_without_a_clock_are_ordered_by_their_counters_not_their_names() -> None:
     (view,) = views(
         ("z_first.prom", page(preemptions=5)), ("a_last.prom", page(preemptions=25, generated=300, finished=30))

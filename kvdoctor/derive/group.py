@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kvdoctor.derive.view import View
-from kvdoctor.facts import FactSet, Known, Unknown, bound, estimated, measured
+from kvdoctor.facts import Fact, FactSet, Known, Unknown, bound, estimated, measured
 from kvdoctor.frozen import frozen
 
 if TYPE_CHECKING:
@@ -84,6 +84,13 @@ def _overlap(a: View, b: View) -> bool | None:
     return wa[0] <= wb[1] and wb[0] <= wa[1]
 
 
+def _alongside(a: View, b: View) -> bool:
+    """Two servers whose pages carry no clock, scraped equally often into one snapshot: one command took them side by side."""
+    if _span(a) is not None or _span(b) is not None:
+        return False
+    return bool(a.target.scrapes) and len(a.target.scrapes) == len(b.target.scrapes) and not _restarted(a, b)
+
+
 def _span(view: View) -> tuple[float, float] | None:
     times = [t for t in (view.window.start, view.window.end) if t is not None]
     times += [t for run in view.target.logs for t in (run.first_time, run.last_time) if t is not None]
@@ -110,15 +117,14 @@ def _replicas(group: FactSet, views: Sequence[View]) -> None:
     group.set(
         "group.pool_ratio", best if best is not None else Unknown("needs the pool sizes of two replicas of one model")
     )
-    together = [
-        v
-        for i, v in enumerate(views)
-        if any(
-            _overlap(v, o) and _comparable(v, o, ("pool_blocks", "pool_tokens", "fraction"))
-            for j, o in enumerate(views)
-            if j != i
-        )
-    ]
+    but = ("pool_blocks", "pool_tokens", "fraction")
+
+    def beside(same_time: Callable[[View, View], bool | None]) -> list[View]:
+        return [v for v in views if any(v is not o and same_time(v, o) and _comparable(v, o, but) for o in views)]
+
+    together, told = beside(_overlap), _measured
+    if not together:
+        together, told = beside(_alongside), _taken_together
     running = [(v, r) for v in together if (r := v.facts.number("req.running_max")) is not None]
     if len(running) > 1:
         mean = math.fsum(r for _, r in running) / len(running)
@@ -126,18 +132,29 @@ def _replicas(group: FactSet, views: Sequence[View]) -> None:
             top = max(running, key=lambda x: x[1])
             group.set(
                 "spread.running_ratio",
-                measured(top[1] / mean, "w", f"running per replica, largest {top[0].target.name}"),
+                told(top[1] / mean, f"running per replica, largest {top[0].target.name}"),
             )
     usage = [u for v in together if (u := v.facts.number("kv.usage_max")) is not None]
     if len(usage) > 1:
-        group.set("spread.usage_gap", measured(max(usage) - min(usage), "w", "largest usage per replica"))
+        group.set("spread.usage_gap", told(max(usage) - min(usage), "largest usage per replica"))
     counts = [(v, c) for v in together if (c := v.facts.number("preempt.count")) is not None]
     total = math.fsum(c for _, c in counts)
     if len(counts) > 1 and total > 0:
         group.set(
             "spread.preempt_top",
-            measured(max(c for _, c in counts) / total, "w", "preemptions per replica", events=total),
+            told(max(c for _, c in counts) / total, "preemptions per replica", total),
         )
+
+
+def _measured(value: float, source: str, events: float | None = None) -> Fact:
+    return measured(value, "w", source, events=events)
+
+
+def _taken_together(value: float, source: str, events: float | None = None) -> Fact:
+    return Known(
+        value, value, "assumed", "w", source, "the pages carry no clock: taken to be of the same time", events,
+        hint="name the files with an epoch (pod-a_1795957400.prom)",
+    )  # fmt: skip
 
 
 def _restarted(a: View, b: View) -> bool:

@@ -492,6 +492,8 @@ def _too_few(facts: FactSet) -> list[Missing]:
 STANDING_QUEUE = 3
 STANDING_QUEUE_SHARE = 0.05
 """A queue at the first and the last sample of so many, and of this share of what runs: not the request that is just taken in."""
+GROWING_QUEUE = 4
+"""From an empty queue to so many times that is more than a burst that is about to be taken in."""
 TRANSFER_QUEUES = ("pd.prefill_queue", "pd.decode_queue", "pd.transfer_queue", "pd.expired")
 
 
