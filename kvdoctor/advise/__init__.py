@@ -16,6 +16,7 @@ from kvdoctor.frozen import frozen
 
 ALERT_HIGH = 0.85
 ALERT_LOW = 0.70
+SHARE_STEP = 0.01
 
 
 @frozen
@@ -159,6 +160,9 @@ def _now(entry: Lever, setting: Setting) -> str | None:
         found = _setting(entry.setting, setting)
         if found is not None:
             return found
+    told = setting.facts["mem.fraction"]
+    if entry.lever == "kv.pool_share" and isinstance(told, Known) and told.how == "measured":
+        return f"{float(told.hi):g}"
     if entry.default is not None:
         return f"{entry.default} (default)" if setting.version else f"{entry.default} (default, version not known)"
     return None
@@ -181,6 +185,9 @@ def _target(turn: Turn) -> str | None:
         # a limit is rounded towards the safe side of its direction
         rounded = math.floor if turn.direction == "down" else math.ceil
         low, high = float(rounded(low)), float(rounded(high))
+    if turn.unit == "1" and turn.direction == "down" and low >= SHARE_STEP:
+        # shares are turned in hundredths, and a limit is rounded towards its safe side
+        low, high = (math.floor(share / SHARE_STEP + 1e-9) * SHARE_STEP for share in (low, high))
     text = f"{low:g}" if low == high else f"{low:g} to {high:g}"
     if turn.unit == "B":
         text = f"{low / 2**30:.2f} GiB"

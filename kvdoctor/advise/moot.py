@@ -83,6 +83,23 @@ def _below_zero(facts: FactSet) -> bool:
     return isinstance(fact, Known) and fact.lo is True
 
 
+def _share(turn: Turn, seen: Seen) -> bool:
+    """A lower share helps nothing that is not counted in it, and one below the weights starts nothing."""
+    if turn.direction != "down":
+        return False
+    facts = seen.facts
+    site = facts.text("oom.site")
+    if site in ("weights_load", "wake_up"):
+        return True
+    laid_out = any(isinstance(facts[name], Known) for name in ("kv.pool_tokens", "kv.pool_bytes", "mem.kv_pool"))
+    early = facts["oom.before_serving"]
+    if site in ("prefill", "multimodal") and isinstance(early, Known) and early.lo is True and not laid_out:
+        return True
+    to = _number(turn.to)
+    weights, total = _number(facts["mem.weights"]), _number(facts["mem.total"])
+    return to is not None and (to <= 0 or (weights is not None and total is not None and to * total <= weights))
+
+
 def _no_pool_at_all(turn: Turn, seen: Seen) -> bool:
     """Tokens of another number or size need no less than nothing."""
     return turn.direction != "up" and _below_zero(seen.facts)
@@ -116,6 +133,7 @@ def _no_tier(turn: Turn, seen: Seen) -> bool:
 
 
 _TESTS: Mapping[str, Callable[[Turn, Seen], bool]] = {
+    "kv.pool_share": _share,
     "mem.max_model_len": _no_pool_at_all,
     "kv.dtype": _no_pool_at_all,
     "mem.graphs": _graphs,

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from kvdoctor.readings import HostReadings, LogRun
 
 FRAGMENT_SHARE = 0.03
+FRAGMENT_SURE = 1.25
+"""What lies unused over what was asked for: below it a device without gaps would have been nearly full too."""
 FOREIGN_ROUNDING = 0.01
 """Sums of printed numbers differ by the driver's own share and by rounding: less than this of the device is nobody's."""
 PRINTED_STEP = 6 << 20
@@ -130,6 +132,8 @@ class Oom:
     event: LogEvent
     ranks: set[str] = field(default_factory=set)
     repeats: int = 1
+    sites: set[str] = field(default_factory=set)
+    """What each of the messages says of the place; only one of them may have its frames above it."""
 
 
 def ooms(view: View) -> list[Oom]:
@@ -144,6 +148,7 @@ def ooms(view: View) -> list[Oom]:
             if old.run is run and close and (same or event.number("requested") is None):
                 old.repeats += event.repeat
                 old.ranks.add(who)
+                old.sites.add(event.text("site") or "other")
                 if event.number("requested") is not None and old.event.number("requested") is None:
                     old.event = event
                 break
@@ -155,8 +160,24 @@ def ooms(view: View) -> list[Oom]:
                 and abs(event.line - found[-1].event.line) <= 400
             ):
                 continue
-            found.append(Oom(run, event, {who}, event.repeat))
+            found.append(
+                Oom(run, event, {who}, event.repeat, {event.text("site") or "other", *_sites_below(run, event)})
+            )
     return found
+
+
+FRAMES_BELOW = 60
+"""Lines of a worker's traceback that is printed below its message, at most."""
+
+
+def _sites_below(run: LogRun, event: LogEvent) -> set[str]:
+    """Sites of the frames below a message that its process printed first."""
+    return {
+        site
+        for e in run.of("error")
+        if e.template == "worker_frame_v0" and e.pid == event.pid and 0 < e.line - event.line <= FRAMES_BELOW
+        and (site := e.text("site")) is not None
+    }  # fmt: skip
 
 
 def _raised_by(run: LogRun, event: LogEvent) -> str:
@@ -184,20 +205,28 @@ def _ooms(view: View) -> None:
     main = next((o for o in events if o.event.number("requested") is not None), events[0])
     run, event = main.run, main.event
     source = run.source(event)
-    view.note_event(event.time, _words(event), source)
+    site = _site(main)
+    view.note_event(event.time, _words(event, site), source)
     for name in ("requested", "free", "unallocated", "cap"):
         value = event.number(name)
         facts.set(
             f"oom.{name}",
             measured(value, "e", source) if value is not None else Unknown("this message does not give it"),
         )
-    facts.set("oom.site", measured(_site(view, run, event), "e", source))
+    facts.set("oom.site", measured(site, "e", source))
     total = _total(view, event)
     if total is not None:
         facts.set("mem.total", measured(total, "e", source))
     asked, stuck = event.number("requested"), event.number("unallocated")
     if asked is not None and stuck is not None and total is not None:
-        facts.set("oom.fragmented", measured(stuck >= asked and stuck >= FRAGMENT_SHARE * total, "e", source))
+        split = stuck >= asked and stuck >= FRAGMENT_SHARE * total
+        near = split and stuck < FRAGMENT_SURE * asked
+        facts.set(
+            "oom.fragmented",
+            estimated(split, "e", source, note="hardly more than was asked for: the device is full as well")
+            if near
+            else measured(split, "e", source),
+        )
     elif asked is not None and stuck is not None and stuck < asked:
         facts.set("oom.fragmented", measured(False, "e", source))
     else:
@@ -208,7 +237,7 @@ def _ooms(view: View) -> None:
         facts.set("oom.cap_refused", measured(True, "e", source))
     elif (free_bytes := event.number("free")) is not None and event.number("cap") is not None and asked is not None:
         facts.set("oom.cap_refused", measured(free_bytes > asked, "e", source))
-    _other_use(view, event, total, source)
+    _other_use(view, run, event, total, source)
     work = [
         e
         for e in run.events
@@ -232,7 +261,7 @@ def _ooms(view: View) -> None:
         and e.line <= event.line
     ]
     later = [e for e in run.events if e.event in ("stats", "request_out") and e.line > event.line]
-    if not work and event.text("site") in ("prefill", "decode") and _serving_error(run, event):
+    if not work and _serving_error(run, event):
         facts.set("oom.before_serving", measured(False, "e", source))
     elif work:
         facts.set("oom.before_serving", measured(False, "e", run.source(work[-1])))
@@ -266,7 +295,11 @@ def _ooms(view: View) -> None:
 def _serving_error(run: LogRun, event: LogEvent) -> bool:
     """The failure is reported by a step of serving (a batch's prefill or decode), not by a warm-up."""
     near = [e for e in run.events if abs(e.line - event.line) <= 5 and e.event in ("error", "request_failed")]
-    return any(e.text("site") in ("prefill", "decode") or e.event == "request_failed" for e in near)
+    step = event.text("site") in ("prefill", "decode")
+    return any(
+        e.event == "request_failed" or (step and e.text("site") in ("prefill", "decode") and not e.fields.get("start"))
+        for e in near
+    )
 
 
 def _captures_graphs(view: View) -> bool:
@@ -278,9 +311,14 @@ def _captures_graphs(view: View) -> bool:
     return eager is None or eager.lower() in ("false", "0", "no")
 
 
-def _words(event: LogEvent) -> str:
-    asked = event.number("requested")
-    return "device out of memory" + (f" (asked for {_size(asked)})" if asked is not None else "")
+_SITE_NAMES = {"kv_alloc": "laying out the KV pool", "weights_load": "loading the weights"}
+"""Places no sub-cause is named after: the timeline says them."""
+
+
+def _words(event: LogEvent, site: str) -> str:
+    asked, place = event.number("requested"), _SITE_NAMES.get(site)
+    where = f" while {place}" if place is not None else ""
+    return f"device out of memory{where}" + (f" (asked for {_size(asked)})" if asked is not None else "")
 
 
 def _size(value: float) -> str:
@@ -302,9 +340,13 @@ _PHASE_SITES = {
 }
 
 
-def _site(view: View, run: LogRun, event: LogEvent) -> str:
+def _site(oom: Oom) -> str:
     """The site of the allocation: the frames', else the step of work that was begun and not ended before it."""
-    named = event.text("site") or "other"
+    # built only for logs that hold such a message
+    from kvdoctor.parse.oom import SITES
+
+    run, event = oom.run, oom.event
+    named = next((site for site in SITES if site in oom.sites), "other")
     before = [e for e in run.events if e.line <= event.line]
     started = any(e.event in ("stats", "ready", "request_out", "pool") for e in before)
     if named in ("other", "prefill", "decode") and not started and any(e.event == "multimodal_profile" for e in before):
@@ -324,10 +366,27 @@ def _site(view: View, run: LogRun, event: LogEvent) -> str:
     return "other"
 
 
-def _other_use(view: View, event: LogEvent, total: float | None, source: str) -> None:
+def _beside_the_workers(view: View, run: LogRun, event: LogEvent) -> Unknown | None:
+    """Why the others of a message are not strangers: a front end of this server ran out, and its workers are on the device."""
+    loaded = [(e.pid, w) for e in run.of("memory") if e.line < event.line and (w := e.number("weights")) is not None]
+    allocated = event.number("allocated")
+    if event.pid is None or allocated is None or not loaded or any(pid in (None, event.pid) for pid, _ in loaded):
+        return None
+    if allocated >= min(weights for _, weights in loaded):
+        return None
+    return Unknown(
+        "the message is of a process that holds no weights: what it counts as others' holds the workers of this server",
+        HOST_LIST,
+    )
+
+
+def _other_use(view: View, run: LogRun, event: LogEvent, total: float | None, source: str) -> None:
     """What others hold by the message's own numbers: total - free - reserved (old wording) or - this process."""
     free, reserved, mine = event.number("free"), event.number("reserved"), event.number("this_process")
     if total is None or free is None:
+        return
+    if (beside := _beside_the_workers(view, run, event)) is not None:
+        view.facts.set("oom.foreign", beside)
         return
     allocated, unallocated = event.number("allocated"), event.number("unallocated")
     ours = allocated + unallocated if allocated is not None and unallocated is not None else reserved
@@ -457,6 +516,9 @@ def _starts(view: View) -> None:
     if "free" in merged and "free_initial" in merged and merged["free"] > merged["free_initial"]:
         grew = True
     facts.set("start.free_grew", measured(grew, "s", source))
+    fraction = merged.get("fraction")
+    if fraction is not None and 0 < fraction <= 1 and not _told(facts["mem.fraction"]):
+        facts.values["mem.fraction"] = measured(fraction, "c", source)
     available = [
         (r, e, v) for r, e in view.target.events("memory", "pool") if (v := e.number("available_bytes")) is not None
     ]
@@ -484,6 +546,10 @@ def peers_starting(views: Sequence[View], host: HostReadings) -> None:
             view.facts.values["start.free_grew"] = measured(
                 True, "s", f"{others[0].target.name} starts at the same time"
             )
+
+
+def _told(fact: Fact) -> bool:
+    return isinstance(fact, Known) and fact.how == "measured"
 
 
 def _is_true(fact: Fact) -> bool:
@@ -593,6 +659,12 @@ def _devices(view: View, host: HostReadings) -> None:
     if len(used_values) > 1 and min(used_values) > 0:
         view.facts.set("spread.mem_ratio", measured(max(used_values) / min(used_values), "i", "device memory in use"))
     _foreign(view, host, processes, listed)
+    told = view.facts.known("mem.foreign")
+    if processes:
+        view.facts.set("mem.twin_workers", measured(float(_twins(processes)), "i", processes[0][1]))
+    elif told is not None:
+        # what others hold is accounted for in bytes: their titles would add nothing
+        view.facts.set("mem.twin_workers", measured(0.0, told.span, told.source))
 
 
 def _engine_like(name: object) -> bool:
@@ -613,6 +685,24 @@ def _engine_like(name: object) -> bool:
             "ollama",
         )
     )
+
+
+_TITLES = ("vllm::", "sglang::")
+"""Engines whose workers carry their rank in the process title."""
+
+
+def _twins(processes: Sequence[tuple[GpuProcess, str]]) -> int:
+    """Workers that share title and device with another: a server starts each rank once, so they are of two servers."""
+    seen: dict[tuple[object, ...], set[int]] = {}
+    for process, _ in processes:
+        device = next(
+            (d for d in (process.gpu_uuid, process.gpu_pci, process.gpu_index) if not isinstance(d, Unread)), None
+        )
+        if device is None or isinstance(process.name, Unread) or isinstance(process.pid, Unread):
+            continue
+        if process.name.lower().startswith(_TITLES):
+            seen.setdefault((device, process.name), set()).add(process.pid)
+    return sum(len(pids) - 1 for pids in seen.values())
 
 
 def _foreign(view: View, host: HostReadings, processes: list[tuple[GpuProcess, str]], listed: bool) -> None:
@@ -679,8 +769,23 @@ def _foreign(view: View, host: HostReadings, processes: list[tuple[GpuProcess, s
         known = facts.known("oom.foreign")
         assert known is not None
         facts.set("mem.foreign", known)
+    elif (taken := _taken_before(facts)) is not None:
+        facts.set("mem.foreign", taken)
     elif processes or listed:
         facts.set("mem.foreign", Unknown(_why_not_told_apart(processes, own), HOST_LIST))
+
+
+def _taken_before(facts: FactSet) -> Known | None:
+    """What others held when the engine looked, before it had loaded anything: total - free of the refusal."""
+    if facts.text("start.error") != "free_below_fraction":
+        return None
+    total, free = facts.number("mem.total"), facts.known("start.free_bytes")
+    if total is None or free is None or float(free.hi) > total:
+        return None
+    taken = total - float(free.hi)
+    return Known(
+        taken, taken, "estimated", "s", free.source, "total - free when the engine looked; its own context too"
+    )
 
 
 HOST_LIST = "run nvidia-smi and ps on the host, not in the container, and give the log with the pids of the workers"
@@ -932,7 +1037,9 @@ def _from_oom(view: View, oom: Oom, total: float, own: list[MemoryPart]) -> None
         if context > 0:
             parts.append(MemoryPart("non-torch (context, NCCL)", context, "estimated", source))
         if free is not None and total - free - mine > 0:
-            parts.append(MemoryPart("other processes", total - free - mine, "estimated", source))
+            beside = _beside_the_workers(view, oom.run, event) is not None
+            name = "other processes, this server's workers among them" if beside else "other processes"
+            parts.append(MemoryPart(name, total - free - mine, "estimated", source))
     if free is not None:
         parts.append(MemoryPart("free", free, "measured", source))
     _bar(view, f"GPU {device:.0f}" if device is not None else "device", total, parts, source)

@@ -45,6 +45,14 @@ def _prompt_ids(fields: dict[str, object]) -> dict[str, object]:
     return fields
 
 
+def _worker_frame(fields: dict[str, object]) -> dict[str, object]:
+    """A frame below the message it led to: only the site it stands for is kept."""
+    # few logs hold such a frame, and the patterns of sites take long to build
+    from kvdoctor.parse import oom
+
+    return {"text": "frame of a worker's traceback", "site": oom.site([str(fields.get("frame", ""))])}
+
+
 def _drop_rounded(fields: dict[str, object]) -> dict[str, object]:
     """Sizes so small that need and have print as the same 0.0 GiB say nothing; the token counts remain."""
     need, have = fields.get("need"), fields.get("have")
@@ -345,6 +353,14 @@ _START: tuple[LogTemplate, ...] = (
         "-case total number of multimodal tokens",
         r"sequence length \((?P<limit>\d{1,12})\) is smaller than the pre-defined (?:worst|wosrt)-case total number of "
         r"multimodal tokens \((?P<tokens>\d{1,12})\)",
+    ),
+    LogTemplate(
+        "multimodal_profile_v0",
+        "multimodal_profile",
+        "multi-modal models",
+        r"Starting profile run for multi-modal models",
+        until="0.10",
+        note="encoder-decoder models with images: the dummy run holds max_num_seqs of the largest",
     ),
     LogTemplate(
         "init_end",
@@ -680,6 +696,16 @@ _FAILURES: tuple[LogTemplate, ...] = (
     _error("engine_init_failed", "failed", r"(?P<text>Engine core initialization failed)", start=True),
     _error("engine_dead_error", "DeadError", r"(?<!Async)(?P<text>EngineDeadError)"),
     _error("engine_exception", "hit an exception", r"(?P<text>(?:EngineCore|WorkerProc) hit an exception)"),
+    LogTemplate(
+        "worker_frame_v0",
+        "error",
+        "multiproc_worker_utils.py:",
+        r"multiproc_worker_utils\.py:\d{1,5}\] {1,8}(?P<frame>[^\n]{0,400}(?:[Vv]ision|visual|[Mm]ulti_?[Mm]odal|pixel_values|logprobs|"
+        r"log_softmax|[Ss]ampler|[Ll]o[Rr][Aa]|punica|capture|load_model|create_weights|cache_engine|_allocate_kv_cache)[^\n]{0,200})",
+        until="0.10",
+        note="V0 workers print the message first and its traceback below",
+        derive=_worker_frame,
+    ),
     _error("worker_proc_failed", "failed", r"(?P<text>WorkerProc failed)(?! to start)"),
     _error(
         "engine_dead_v0",

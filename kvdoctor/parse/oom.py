@@ -435,6 +435,7 @@ SITES = (
     "sampler",
     "lora",
     "multimodal",
+    "wake_up",
     "graph_capture",
     "weights_load",
     "kv_alloc",
@@ -449,7 +450,8 @@ _SITE_WORDS: Mapping[str, re.Pattern[str]] = {
     # a plain forward only hands gather_context_logits on; the functions that build them are named by what they do
     "logprobs": re.compile(r"log_softmax|log_?probs|(?:handle|alloc(?:ate)?)_?context_?logits", re.IGNORECASE),
     "sampler": re.compile(
-        r"sampler|/sample/|sample/ops|top_?k_?top_?p|top_p|apply_penalties|sampling_(?:from|batch|ops)|multinomial",
+        # a V0 worker's sampler_output runs the whole (draft) model
+        r"sampler(?!_?output)|/sample/|sample/ops|top_?k_?top_?p|top_p|apply_penalties|sampling_(?:from|batch|ops)|multinomial",
         re.IGNORECASE,
     ),
     "lora": re.compile(r"(?<![a-zA-Z])loras?(?![a-zA-Z])|punica|[sb]gmv", re.IGNORECASE),
@@ -458,6 +460,8 @@ _SITE_WORDS: Mapping[str, re.Pattern[str]] = {
         r"clip_?(?:model|encoder)|(?<![a-zA-Z])vit(?![a-zA-Z])|audio|whisper",
         re.IGNORECASE,
     ),
+    # memory given back for a sleep is asked for again
+    "wake_up": re.compile(r"\bin wake_up\b|\.wake_up\(|create_and_map\(|resume_memory_occupation"),
     "graph_capture": re.compile(
         r"capture_model|capture_begin|capture_end|_?capture_cuda_?graphs?|capture_one|\bin _?capture\b|graph_capture"
     ),
