@@ -1018,7 +1018,7 @@ _ROWS = (
     _f("group.pd_decode_waiting", "count", "x", "w", "disaggregated: most requests waiting on the decode side"),
     _f("group.pd_prefill_usage", "1", "x", "w", "disaggregated: largest KV usage on the prefill side"),
     _f("group.pd_prefill_waiting", "count", "x", "w", "disaggregated: most requests waiting at the prefill servers"),
-    _f("model.loads", "count", "t", "w", "model loads and reloads in the log"),
+    _f("model.loads", "count", "t", "w", "model loads and reloads in the log, those after a pause apart"),
     _f("model.loads_per_request", "ratio", "t", "w", "model (re)loads / requests"),
     _f(
         "telemetry.na_readings",

@@ -450,6 +450,12 @@ def test_ollama_runner_command_line() -> None:
     )
     args = ollama.ENGINE.parse_args(str(one(OLLAMA, line, "oll.runner")["text"]))
     assert (args["ctx_size"], args["parallel"]) == ("8192", "4")
+    for command in (
+        'starting runner" cmd="C:\\\\ollama.exe runner --ollama-engine',
+        'starting llama-server" cmd="/usr/lib/llama-server',
+    ):
+        line = f'source=server.go:431 msg="{command} --model /m/x --ctx-size 8192 --parallel 4 --port 39905"'
+        assert ollama.ENGINE.parse_args(str(one(OLLAMA, line, "oll.runner")["text"]))["ctx_size"] == "8192"
     env = ollama.ENGINE.parse_args(
         "map[OLLAMA_DEBUG:false OLLAMA_NUM_PARALLEL:3 OLLAMA_ORIGINS:[http://a] OLLAMA_TMPDIR:]"
     )

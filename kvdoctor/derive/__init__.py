@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kvdoctor.derive import faults, latency, liveness, load, memory, shape, spread, victims, work
+from kvdoctor.derive import faults, latency, liveness, load, memory, runners, shape, spread, victims, work
 from kvdoctor.derive import group as _group
 from kvdoctor.derive import host as _host
 from kvdoctor.derive.view import View
@@ -33,6 +33,7 @@ def derive(intake: Intake) -> Derived:
         memory.add(view, intake.host)
         _host.add(view, intake.host)
         faults.add(view, intake.host)
+        runners.add(view)
         spread.add(view)
         shape.add(view)
         liveness.add(view, intake.host)

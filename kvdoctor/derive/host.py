@@ -29,7 +29,6 @@ def add(view: View, host: HostReadings) -> None:
     _cgroups(view, host)
     _scalers(view, host)
     _tiers(view)
-    _loads(view)
 
 
 # -------------------------------------------------------------------- devices
@@ -346,22 +345,3 @@ def _tiers(view: View) -> None:
     transfers = [v for _, e in view.target.events("transfer") if (v := e.number("expired")) is not None]
     if transfers:
         facts.set("pd.expired", measured(math.fsum(transfers), "w", "log"))
-
-
-def _loads(view: View) -> None:
-    loads = view.target.events("model_load")
-    if not loads:
-        return
-    asked = [e for _, e in view.target.events("request_in")] or [e for _, e in view.target.events("request_out")]
-    source = loads[0][0].source(loads[0][1])
-    requests = float(sum(e.repeat for e in asked)) if asked else None
-    view.facts.set("model.loads", measured(float(len(loads)), "w", source, events=float(len(loads))))
-    if requests:
-        view.facts.set(
-            "model.loads_per_request",
-            measured(len(loads) / requests, "w", source, events=float(len(loads)), requests=requests),
-        )
-    else:
-        view.facts.set(
-            "model.loads_per_request", Unknown("requests are not in the log", "give the log with its request lines")
-        )
