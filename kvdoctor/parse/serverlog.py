@@ -9,6 +9,7 @@ two lines.
 
 from __future__ import annotations
 
+import bisect
 import codecs
 import functools
 import itertools
@@ -254,6 +255,11 @@ _STAMP_SYSLOG = re.compile(
 )
 
 
+NO_YEAR = 1972
+"""The leap year that stands in for one that nobody tells."""
+_YEARLESS_END = 94_694_400.0
+
+
 def _epoch(year: int, month: int, day: int, hour: int, minute: int, second: int) -> float | None:
     try:
         return datetime(year, month, day, hour, minute, min(second, 59), tzinfo=UTC).timestamp() + (
@@ -282,13 +288,13 @@ def parse_time(text: str, year: int | None) -> tuple[float | None, str]:
         return base, "zone" if zone else "local"
     match = _STAMP_SHORT.search(head)
     if match:
-        base = _epoch(year or 1972, *(int(match[k]) for k in ("mo", "d", "h", "mi", "s")))
+        base = _epoch(year or NO_YEAR, *(int(match[k]) for k in ("mo", "d", "h", "mi", "s")))
         if base is not None and match["f"]:
             base += float("0." + match["f"][1:])
         return base, "yearless" if base is not None else ""
     match = _STAMP_SYSLOG.search(head)
     if match:
-        base = _epoch(year or 1972, _MONTHS[match["mon"]], *(int(match[k]) for k in ("d", "h", "mi", "s")))
+        base = _epoch(year or NO_YEAR, _MONTHS[match["mon"]], *(int(match[k]) for k in ("d", "h", "mi", "s")))
         if base is not None and match["f"]:
             base += float("0" + match["f"])
         return base, "yearless" if base is not None else ""
@@ -414,7 +420,9 @@ class Unwrapper:
         if first.isdigit():
             match = _ISO_LEAD.match(text)
             if match and _INNER.match(text, match.end()):
-                self._met("kubernetes")
+                # Python's own logging prints a comma: that is the program's stamp, nobody wrapped the line
+                if "," not in match.group(1):
+                    self._met("kubernetes")
                 when, clock = parse_time(match.group(1), None)
                 return text[match.end() :], when, clock
         if first == "[" or first == "p":
@@ -823,9 +831,9 @@ def scan(
 
     ``stream`` is read to its end in ``chunk``-byte pieces. Lines are told apart by their shape; only those that can be a
     message are decoded. Of a message that occurs thousands of times the first and the last are read (:class:`_Bag`).
-    ``year`` dates timestamps that have none. Lines over 64 KiB are cut before any pattern runs.
+    ``year`` dates timestamps that have none, unless lines of the log itself print one. Lines over 64 KiB are cut before any pattern runs.
     """
-    reader = _LogReader(Matcher([*templates, *GENERIC]), Unwrapper(year))
+    reader = _LogReader(Matcher([*templates, *GENERIC]), Unwrapper(), year)
     head = stream.read(chunk)
     encoding = detect_encoding(head)
     pieces: Iterator[bytes]
@@ -875,6 +883,9 @@ class _Prefixed:
         return self._rest.read(size)
 
 
+_Dated = tuple[int, float]
+"""A line that prints a whole date: its number and its time."""
+
 _Held = tuple[int, bytes, tuple[bytes, ...], tuple[bytes, ...]]
 """A line that is read at the end, if it is then among the newest of its kind: number, bytes, lines after it, lines above."""
 
@@ -911,10 +922,12 @@ class _Newest:
 class _LogReader:
     """Blocks of whole lines in, events out."""
 
-    def __init__(self, matcher: Matcher, unwrap: Unwrapper) -> None:
+    def __init__(self, matcher: Matcher, unwrap: Unwrapper, year: int | None) -> None:
         self.matcher = matcher
         self.unwrap = unwrap
-        self.quiet = Unwrapper(unwrap.year)
+        self.year = year
+        self.quiet = Unwrapper()
+        self.dated: list[_Dated] = []
         self.bag = _Bag()
         self.bad = 0
         self.number = 1
@@ -992,8 +1005,15 @@ class _LogReader:
             first_time = self.earliest[1] if self.earliest is not None else last_time
         if last_time is None:
             last_time = self.latest[1] if self.latest is not None else first_time
+        dated = sorted([*self._whole(self.first, 0), *self.dated, *self._whole(last, self.number)])
         events = self.bag.all()
-        if clock == "yearless":
+        if dated or self.year:
+            events = [self._with_year(event, dated) for event in events]
+        first_time = None if first_time is None else self._year(first_time, 0, dated)
+        last_time = None if last_time is None else self._year(last_time, self.number, dated)
+        if clock == "yearless" and dated:
+            clock = "local"
+        elif clock == "yearless":
             events, last_time = _across_new_year(events, first_time, last_time)
         dropped = dict(self.bag.dropped)
         for ids, group in self.newest.items():
@@ -1012,6 +1032,26 @@ class _LogReader:
             encoding=encoding,
             dropped=dropped,
         )
+
+    @staticmethod
+    def _whole(times: Sequence[tuple[float, str]], number: int) -> list[_Dated]:
+        return [(number, time) for time, kind in times if kind != "yearless"]
+
+    def _with_year(self, event: LogEvent, dated: Sequence[_Dated]) -> LogEvent:
+        if event.time is None or event.time >= _YEARLESS_END:
+            return event
+        return replace(event, time=self._year(event.time, event.line, dated))
+
+    def _year(self, time: float, number: int, dated: Sequence[_Dated]) -> float:
+        """A time without a year in that of the dated line nearest to it, so that the two stand close; else in ``year``."""
+        if time >= _YEARLESS_END or not (dated or self.year):
+            return time
+        if not dated:
+            return later_year(time, (self.year or NO_YEAR) - NO_YEAR)
+        at = bisect.bisect(dated, (number, math.inf))
+        _, near = min(dated[max(at - 1, 0) : at + 1], key=lambda line: abs(line[0] - number))
+        years = datetime.fromtimestamp(near, UTC).year - NO_YEAR
+        return min((later_year(time, years + more) for more in (0, -1, 1)), key=lambda guess: abs(guess - near))
 
     def _times(self, lines: Sequence[bytes]) -> list[tuple[float, str]]:
         """Times of lines, in their order, each with how sure it is."""
@@ -1096,6 +1136,8 @@ class _LogReader:
                     text = line.text + rest
             if found and line.time is not None:
                 self.clocks[line.clock] = self.clocks.get(line.clock, 0) + 1
+                if line.clock != "yearless" and len(self.dated) < KEEP_FIRST:
+                    self.dated.append((number, line.time))
                 if self.earliest is None or number < self.earliest[0]:
                     self.earliest = (number, line.time)
                 if self.latest is None or number >= self.latest[0]:
