@@ -763,7 +763,7 @@ def test_no_prompt_text_leaves_the_table() -> None:
             "This model's maximum context length is 4096 tokens. However, you requested 100 output tokens and your prompt "
             "contains at least 5000 input tokens, for a total of at least 5100 tokens.",
             "context_limit",
-            {"n_tokens": 5100.0, "n_ctx": 4096.0},
+            {"least_tokens": 5100.0, "n_ctx": 4096.0},
         ),
         (
             "ValueError: The decoder prompt (length 5000) is longer than the maximum model length of 4096.",

@@ -42,6 +42,7 @@ def add(view: View, host: HostReadings) -> None:
     _devices(view, host)
     _pages(view)
     _hybrid(view)
+    _concurrency(view)
     _fragments(view, host)
     _compose(view, told)
 
@@ -771,6 +772,8 @@ def _foreign(view: View, host: HostReadings, processes: list[tuple[GpuProcess, s
         facts.set("mem.foreign", known)
     elif (taken := _taken_before(facts)) is not None:
         facts.set("mem.foreign", taken)
+    elif "oom.foreign" in facts and not (processes or listed):
+        facts.set("mem.foreign", facts["oom.foreign"])
     elif processes or listed:
         facts.set("mem.foreign", Unknown(_why_not_told_apart(processes, own), HOST_LIST))
 
@@ -881,6 +884,21 @@ def _hybrid(view: View) -> None:
     if found:
         run, event = found[0]
         view.facts.set("kv.hybrid_full", measured(True, "c", run.source(event)))
+
+
+def _concurrency(view: View) -> None:
+    """How many of the longest requests the pool holds, where the engine exports it (no line of the start needed)."""
+    if _told(view.facts["kv.max_concurrency"]):
+        return
+    for scrape in reversed(view.target.scrapes):
+        labels, source = scrape.infos.get("kv.info", ({}, ""))
+        try:
+            ratio = float(labels.get("kv_cache_max_concurrency", ""))
+        except ValueError:
+            continue
+        if math.isfinite(ratio) and ratio > 0:
+            view.facts.values["kv.max_concurrency"] = measured(ratio, "s", source)
+            return
 
 
 def _fragments(view: View, host: HostReadings) -> None:

@@ -486,7 +486,8 @@ LEVERS: tuple[Lever, ...] = (
         "--tensor-parallel-size N",
         default="1",
         setting="tensor_parallel_size",
-        effect="Weights and (up to the number of KV heads) the cache are split over the devices, so each holds more tokens.",
+        effect="Weights and (up to the number of KV heads) the cache are split over the devices, so each holds more tokens. With no more "
+        "devices: a quantised checkpoint (--quantization), or --cpu-offload-gb GIB, which keeps so much of the weights in host memory.",
         cost="Communication at every layer: small models get slower.",
         next_limit="interconnect",
         verify="pool tokens at start and throughput at the same concurrency",

@@ -641,7 +641,8 @@ _REQUESTS: tuple[LogTemplate, ...] = (
         "context_limit",
         "maximum context length is",
         r"maximum context length is (?P<n_ctx>\d{1,12}) tokens\. However, you requested \d{1,12} output tokens[^\n]{0,120}?"
-        r"total of at least (?P<n_tokens>\d{1,12}) tokens",
+        r"total of at least (?P<least_tokens>\d{1,12}) tokens",
+        note="the count stops at the first token too many: how long the request is, it does not say",
     ),
     LogTemplate(
         "context_prompt",
