@@ -254,7 +254,10 @@ def _rss(view: View, host: HostReadings) -> None:
     ]  # fmt: skip
     if shares:
         top, source = max(((float(c), s) for c, s in shares), key=lambda x: x[0])
-        view.facts.set("host.cpu_busy", estimated(top, "i", source, note="ps: processor time over lifetime"))
+        view.facts.set(
+            "host.cpu_busy",
+            estimated(top, "i", source, note="share of processor time: over its life (ps) or an interval (top)"),
+        )
 
 
 def _listed_rss(host: HostReadings) -> list[tuple[float | None, float, str]]:

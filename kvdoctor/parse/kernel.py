@@ -416,6 +416,7 @@ _PS_COLUMNS = frozenset(
     }
     | {"COMMAND", "%CPU", "%MEM", "VSZ", "RSS", "SZ", "STAT", "S", "START", "STARTED", "ELAPSED", "NI", "PRI", "PSR"}
     | {"F", "ADDR", "WCHAN", "CLS", "COMM", "ARGS"}
+    | {"PR", "VIRT", "RES", "SHR", "TIME+"}
 )
 _PS_TEXT = frozenset({"CMD", "COMMAND", "ARGS"})
 _FULL_DATE = rf"(?:{_DAYS})[ ]{{1,2}}(?:{_MONTHS})[ ]{{1,2}}[0-9]{{1,2}}[ ]{{1,2}}[0-9:]{{8}}[ ]{{1,2}}[0-9]{{4}}"
@@ -425,19 +426,24 @@ _FOREST = re.compile(r"^[ |]{0,80}\\_ ")
 
 
 def ps(text: str) -> ProcessTable | NotThis:
-    """Read ``ps aux``, ``ps -ef`` or ``ps -eo ...`` by its header line; a header that is repeated starts a new table.
+    """Read ``ps aux``, ``ps -ef``, ``ps -eo ...`` or ``top`` by its header line; a header that is repeated starts a new table.
 
     A loop that prints the date before each table dates them.
     """
     lines = _lines(text)
     stamps: list[tuple[int, float]] = []
     columns: list[str] = []
+    tables = False
     processes: list[Process] = []
     refused = _Refusals()
     for number, line in enumerate(lines, 1):
         words = line.split()
+        if line.startswith("top - "):
+            # the summary above the next table of top -b
+            columns = []
         if "PID" in words and words and set(words) <= _PS_COLUMNS:
             columns = words
+            tables = True
             continue
         dated = _date_line(line) if len(words) <= _DATE_WORDS else None
         if dated is not None:
@@ -451,8 +457,8 @@ def ps(text: str) -> ProcessTable | NotThis:
             refused.add(number, "not a row of this table", line)
         else:
             processes.append(process)
-    if not columns:
-        return NotThis("no header line of ps with a PID column")
+    if not tables:
+        return NotThis("no header line of ps or top with a PID column")
     return ProcessTable(tuple(processes), len(lines), tuple(refused.kept), refused.count, tuple(stamps))
 
 
@@ -510,11 +516,11 @@ def _process(row: Mapping[str, str], number: int) -> Process | None:
         ppid=_cell(row, "PPID", 1),
         state=row.get("STAT") or row.get("S") or _ABSENT,
         user=row.get("USER") or row.get("UID") or _ABSENT,
-        rss=_cell(row, "RSS", 1024),
-        vsz=_cell(row, "VSZ", 1024),
+        rss=_size(row["RES"]) if "RES" in row else _cell(row, "RSS", 1024),
+        vsz=_size(row["VIRT"]) if "VIRT" in row else _cell(row, "VSZ", 1024),
         cpu=_percent(row, "%CPU"),
         mem=_percent(row, "%MEM"),
-        cpu_time=_duration(row.get("TIME")),
+        cpu_time=_duration(row.get("TIME+", row.get("TIME"))),
         elapsed=_duration(row.get("ELAPSED")),
         started=started or _ABSENT,
         start=_epoch_ctime(started) if started else None,
@@ -530,6 +536,14 @@ def _cell(row: Mapping[str, str], name: str, scale: int) -> int | Unread:
         if text.isascii() and text.isdigit() and len(text) < 19
         else Unread(f"{name} is {text[:SHOWN]!r}")
     )
+
+
+def _size(text: str) -> int | Unread:
+    """A size of top: KiB, or with a letter the next larger unit."""
+    found = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,4})?)([kmgtpe]?)", text.lower())
+    if not found:
+        return Unread(f"not a size: {text[:SHOWN]!r}")
+    return int(float(found.group(1)) * 1024 ** (1 + "kmgtpe".find(found.group(2) or "k")))
 
 
 def _percent(row: Mapping[str, str], name: str) -> float | Unread:

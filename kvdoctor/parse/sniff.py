@@ -16,6 +16,7 @@ _SAMPLE = re.compile(
 )
 _METRIC_COMMENT = re.compile(r"# (?:HELP|TYPE|UNIT) [a-zA-Z_:]|# EOF\b")
 _PS_HEADER = re.compile(r"^\s*(?:USER|UID|PID|PPID|STAT|S)\b.*\b(?:CMD|COMMAND|ARGS)\s*$|^\s*PID\b.*\bPPID\b", re.I)
+_TOP = re.compile(r"top - \d\d?:\d\d:\d\d up ")
 _KERNEL = re.compile(
     r"NVRM: Xid|oom-kill:|Out of memory: Kill|Memory cgroup out of memory|soft lockup|invoked oom-killer|blocked for more than \d+ seconds"
 )
@@ -100,7 +101,7 @@ def sniff(head: bytes, log_markers: Iterable[str] = (), name: str = "") -> str:
         return "meminfo"
     marked = any(marker in text for marker in log_markers)
     if not marked:
-        if any(_PS_HEADER.match(line) for line in lines[:3]):
+        if any(_PS_HEADER.match(line) or _TOP.match(line) for line in lines[:3]):
             return "ps"
         if _KERNEL.search(text) and any(_KERNEL_PREFIX.search(line) for line in lines[:50]):
             return "kernel"
