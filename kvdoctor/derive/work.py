@@ -99,9 +99,34 @@ def _lengths(view: View, role: str, stem: str, field: str) -> Histogram | None:
         facts.set(
             "work.prompt_p50", estimated(ordered[len(ordered) // 2], "w", found[-1][1], requests=float(len(found)))
         )
+    if role == "work.prompt":
+        _mean_of_totals(view)
     for label in ("p50", "p99", "mean"):
         facts.set(f"{stem}_{label}", view.unknown(f"{stem}_{label}", gathered.reason, gathered.hint))
     return None
+
+
+FEWEST = 20
+"""Finished requests below which totals say nothing of one request."""
+
+EDGE_SHARE = 0.25
+"""Requests that ran across an edge of the window count in one total only: at most this share of the finished ones."""
+
+
+def _mean_of_totals(view: View) -> None:
+    """Mean prompt length where the engine gives no lengths: prompt tokens over finished requests."""
+    facts = view.facts
+    tokens, finished = facts.known("tok.prompt"), facts.known("req.finished")
+    if tokens is None or finished is None or not (tokens.exact and finished.exact) or tokens.span != finished.span:
+        return
+    count = float(finished.hi)
+    most = facts.known("req.running_max")
+    at_the_edges = float(most.hi) if most is not None else 0.0
+    if count < FEWEST or at_the_edges > EDGE_SHARE * count:
+        return
+    mean = float(tokens.hi) / count
+    note = "prompt tokens / finished requests, for want of a histogram of lengths"
+    facts.set("work.prompt_mean", estimated(mean, tokens.span, tokens.source, note=note, requests=count))
 
 
 def _prompts_of_prefill_lines(view: View) -> list[tuple[float, str]]:
