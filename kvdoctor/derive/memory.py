@@ -176,7 +176,7 @@ def _sites_below(run: LogRun, event: LogEvent) -> set[str]:
     return {
         site
         for e in run.of("error")
-        if e.template == "worker_frame_v0" and e.pid == event.pid and 0 < e.line - event.line <= FRAMES_BELOW
+        if e.template.startswith("worker_frame_") and e.pid == event.pid and 0 < e.line - event.line <= FRAMES_BELOW
         and (site := e.text("site")) is not None
     }  # fmt: skip
 

@@ -45,14 +45,6 @@ def _prompt_ids(fields: dict[str, object]) -> dict[str, object]:
     return fields
 
 
-def _worker_frame(fields: dict[str, object]) -> dict[str, object]:
-    """A frame below the message it led to: only the site it stands for is kept."""
-    # few logs hold such a frame, and the patterns of sites take long to build
-    from kvdoctor.parse import oom
-
-    return {"text": "frame of a worker's traceback", "site": oom.site([str(fields.get("frame", ""))])}
-
-
 def _drop_rounded(fields: dict[str, object]) -> dict[str, object]:
     """Sizes so small that need and have print as the same 0.0 GiB say nothing; the token counts remain."""
     need, have = fields.get("need"), fields.get("have")
@@ -697,15 +689,23 @@ _FAILURES: tuple[LogTemplate, ...] = (
     _error("engine_init_failed", "failed", r"(?P<text>Engine core initialization failed)", start=True),
     _error("engine_dead_error", "DeadError", r"(?<!Async)(?P<text>EngineDeadError)"),
     _error("engine_exception", "hit an exception", r"(?P<text>(?:EngineCore|WorkerProc) hit an exception)"),
-    LogTemplate(
-        "worker_frame_v0",
-        "error",
-        "multiproc_worker_utils.py:",
-        r"multiproc_worker_utils\.py:\d{1,5}\] {1,8}(?P<frame>[^\n]{0,400}(?:[Vv]ision|visual|[Mm]ulti_?[Mm]odal|pixel_values|logprobs|"
-        r"log_softmax|[Ss]ampler|[Ll]o[Rr][Aa]|punica|capture|load_model|create_weights|cache_engine|_allocate_kv_cache)[^\n]{0,200})",
-        until="0.10",
-        note="V0 workers print the message first and its traceback below",
-        derive=_worker_frame,
+    *(
+        LogTemplate(
+            f"worker_frame_{site}",
+            "error",
+            "multiproc_worker_utils.py:",
+            rf"multiproc_worker_utils\.py:\d{{1,5}}\] {{1,8}}[^\n]{{0,400}}(?:{words})",
+            fields={"text": "frame below a worker's message", "site": site},
+            until="0.10",
+            note="V0 workers print the message first and its traceback below",
+        )
+        for site, words in (
+            ("logprobs", "log_softmax|logprobs"),
+            ("sampler", r"[Ss]ampler(?!_?[Oo]utput)"),
+            ("lora", "[Ll]o[Rr][Aa](?![a-z])|punica"),
+            ("multimodal", "[Vv]ision|visual|[Mm]ulti_?[Mm]odal|pixel_values"),
+            ("graph_capture", "capture_model|graph_capture"),
+        )
     ),
     _error("worker_proc_failed", "failed", r"(?P<text>WorkerProc failed)(?! to start)"),
     _error(

@@ -98,7 +98,7 @@ def settings() -> frozenset[str]:
     """Names of settings whose plain values may stay: those the engine tables know, by any name."""
     names = {
         "generation", "version", "speculative_config", "num_gpu_blocks", "num_cpu_blocks", "kv_cache_size_tokens",
-        "sliding_window", "port", "disaggregation_mode", "disaggregation_decode_retraction_backup", *CANONICAL_SETTINGS,
+        "kv_cache_max_concurrency", "sliding_window", "port", "disaggregation_mode", "disaggregation_decode_retraction_backup", *CANONICAL_SETTINGS,
     }  # fmt: skip
     for engine in engines().values():
         for wire in engine.canonical_args.values():
