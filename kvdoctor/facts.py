@@ -1020,6 +1020,9 @@ _ROWS = (
     _f("group.pd_prefill_waiting", "count", "x", "w", "disaggregated: most requests waiting at the prefill servers"),
     _f("model.loads", "count", "t", "w", "model loads and reloads in the log, those after a pause apart"),
     _f("model.loads_per_request", "ratio", "t", "w", "model (re)loads / requests"),
+    _f("model.device_share", "1", "t", "s", "layers of the model on a device / all of them; bytes where only those are told"),
+    _f("prefix.states_lost", "count", "t", "w", "prompts computed in full because window or recurrent layers kept no state"),
+    _f("prefix.states_lost_share", "1", "t", "w", "such prompts / requests"),
     _f(
         "telemetry.na_readings",
         "count",
@@ -1061,6 +1064,8 @@ LEVERS: Mapping[str, str] = {
     "kv.block_tokens": "tokens per block or page",
     "kv.offload_bytes": "second tier for KV blocks in host memory or on disk",
     "prefix.enable": "reuse of common prefixes",
+    "prefix.states": "earlier states kept of layers with a sliding window or a recurrent state",
+    "mem.device_layers": "layers of the model computed on a device",
     "mem.max_model_len": "longest request",
     "mem.graphs": "CUDA graph capture",
     "mem.prefill_chunk": "longest piece of a prompt computed at once",

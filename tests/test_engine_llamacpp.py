@@ -241,6 +241,12 @@ LINES = [
         {"text": "GGML_ASSERT(status == cudaSuccess) failed"},
     ),
     ("terminate called after throwing an instance of 'std::runtime_error'", "lcp.throw", {}),
+    (
+        "slot update_slots: id  0 | task 300 | forcing full prompt re-processing due to lack of cache data (likely due to SWA or "
+        "hybrid/recurrent memory, see https://github.com/ggml-org/llama.cpp/pull/13194#issuecomment-2868343055)",
+        "lcp.state_lost",
+        {"slot": 0.0, "id": "300"},
+    ),
     # the words of 2023 and early 2024
     ("slot 3 is processing [task id: 71]", "lcp.launch.old", {"slot": 3.0, "id": "71"}),
     ("slot 3 : kv cache rm - [24, end)", "lcp.cached.oldest", {"slot": 3.0, "cached_tokens": 24.0}),
@@ -389,6 +395,14 @@ OLLAMA_LINES = [
         {"status": 500.0, "finish": "abort"},
     ),
     (
+        'level=INFO source=types.go:130 msg="inference compute" id=GPU-8c1f library=cuda variant=v12 compute=8.9 total="23.6 GiB"',
+        "oll.device",
+        {"library": "cuda"},
+    ),
+    ("chat:27b    a418f5838eaf    44 GB    48%/52% CPU/GPU    4 minutes from now", "oll.ps.split", {"cpu": 0.48}),
+    ("chat:8b    a418f5838eaf    6.1 GB    100% GPU    8192    Forever", "oll.ps.gpu", {"cpu": 0.0}),
+    ("chat:8b    a418f5838eaf    6.1 GB    100% CPU    4 minutes from now", "oll.ps.cpu", {"cpu": 1.0}),
+    (
         'level=ERROR source=server.go:449 msg="llama runner terminated" error="exit status 2"',
         "oll.runner_died",
         {"text": "exit status 2", "start": None},
@@ -460,6 +474,8 @@ def test_ollama_runner_command_line() -> None:
         "map[OLLAMA_DEBUG:false OLLAMA_NUM_PARALLEL:3 OLLAMA_ORIGINS:[http://a] OLLAMA_TMPDIR:]"
     )
     assert env["OLLAMA_NUM_PARALLEL"] == "3"
+    assert args["num_ctx"] == "2048"
+    assert ollama.ENGINE.parse_args("map[OLLAMA_NUM_PARALLEL:0 OLLAMA_GPU_OVERHEAD:0]") == {"OLLAMA_GPU_OVERHEAD": "0"}
     assert "OLLAMA_TMPDIR" not in env
 
 

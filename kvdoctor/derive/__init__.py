@@ -33,7 +33,7 @@ def derive(intake: Intake) -> Derived:
         memory.add(view, intake.host)
         _host.add(view, intake.host)
         faults.add(view, intake.host)
-        runners.add(view)
+        runners.add(view, intake.host)
         spread.add(view)
         shape.add(view)
         liveness.add(view, intake.host)

@@ -9,15 +9,17 @@ from kvdoctor.facts import Unknown, measured
 if TYPE_CHECKING:
     from kvdoctor.derive.view import View
     from kvdoctor.parse.serverlog import LogEvent
-    from kvdoctor.readings import LogRun
+    from kvdoctor.readings import HostReadings, LogRun
 
 IDLE_S = 300.0
 """So long without a request an unused model is kept by default: a load after it belongs to the pause, not to the requests."""
 
 
-def add(view: View) -> None:
-    """Derive ``model.*``."""
+def add(view: View, host: HostReadings) -> None:
+    """Derive ``model.*`` and ``prefix.states_lost``."""
     _loads(view)
+    _placed(view, host)
+    _states(view)
 
 
 def _loads(view: View) -> None:
@@ -51,3 +53,59 @@ def _after_pause(run: LogRun, load: LogEvent) -> bool:
     if load.time is None or not before:
         return False
     return load.time - (load.number("seconds") or 0.0) - max(before) >= IDLE_S
+
+
+def _placed(view: View, host: HostReadings) -> None:
+    """How much of the model lies on a device, as the last load or the list of running models says.
+
+    A machine without a device loads every layer on the CPU as well, and there that is no fault.
+    """
+    phases = view.target.events("phase")
+    layers = [
+        (run, event, share)
+        for run, event in [*phases, *view.target.events("memory")]
+        if (share := _layers(event)) is not None
+    ]
+    listed = [
+        (run, event, 1.0 - on_cpu)
+        for run, event in phases
+        if event.text("what") == "placed" and (on_cpu := event.number("cpu")) is not None
+    ]
+    if not layers and not listed:
+        return
+    run, event, share = layers[-1] if layers else min(listed, key=lambda row: row[2])
+    if share == 0 and not _has_device(view, host):
+        view.facts.set(
+            "model.device_share",
+            Unknown("no layer is on a device, and nothing shows that there is one", "add the output of nvidia-smi"),
+        )
+        return
+    view.facts.set("model.device_share", measured(share, "s", run.source(event)))
+
+
+def _layers(event: LogEvent) -> float | None:
+    every, some = event.number("layers_all"), event.number("layers")
+    return some / every if every and some is not None else None
+
+
+def _has_device(view: View, host: HostReadings) -> bool:
+    """llama.cpp counts layers only where it sees a device; ollama counts them everywhere and lists its devices at start."""
+    if any(timed.value.readings for timed in host.gpu):
+        return True
+    if view.target.engine is not None and view.target.engine.name == "llamacpp":
+        return True
+    return any(e.text("what") == "device" and e.text("library") != "cpu" for _, e in view.target.events("phase"))
+
+
+def _states(view: View) -> None:
+    lost = [(run, event) for run, event in view.target.events("phase") if event.text("what") == "state lost"]
+    if not lost:
+        return
+    source = lost[0][0].source(lost[0][1])
+    count = float(len({event.text("id") for _, event in lost}))
+    view.facts.set("prefix.states_lost", measured(count, "w", source, events=count))
+    asked = {e.text("id") for _, e in view.target.events("request_in", "request_out") if e.text("id") is not None}
+    asked |= {event.text("id") for _, event in lost}
+    view.facts.set(
+        "prefix.states_lost_share", measured(count / len(asked), "w", source, events=count, requests=float(len(asked)))
+    )

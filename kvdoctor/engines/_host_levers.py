@@ -5,6 +5,9 @@ from __future__ import annotations
 from kvdoctor.engines.base import Lever
 
 HOST_LEVERS: tuple[Lever, ...] = (
+    # the two of one kind of engine alone, which has its own entries before these
+    Lever("mem.device_layers", None, instead="every layer is computed on a device already"),
+    Lever("prefix.states", None, instead="what is kept of window and recurrent layers cannot be set"),
     Lever(
         "client.prefix_order",
         "prompt (request)",

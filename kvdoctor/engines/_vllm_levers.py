@@ -538,6 +538,16 @@ LEVERS: tuple[Lever, ...] = (
         "equal leading tokens are reused.",
     ),
     Lever(
+        "mem.device_layers",
+        None,
+        instead="every layer is computed on a device (--cpu-offload-gb only keeps weights in host memory).",
+    ),
+    Lever(
+        "prefix.states",
+        None,
+        instead="what is kept of window and recurrent layers follows from the pool; it cannot be set.",
+    ),
+    Lever(
         "host.kill_orphan",
         None,
         instead="End left-over VLLM::EngineCore and VLLM::Worker processes whose parent is gone (`ps -eo pid,ppid,args | grep "

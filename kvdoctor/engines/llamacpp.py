@@ -178,6 +178,9 @@ TEMPLATES: tuple[LogTemplate, ...] = (
                 note="the first one of a request tells what was reused; further ones are pieces of its prompt"),
     LogTemplate("lcp.cached.old", "slot_reuse", "kv cache rm [", rf"{_SLOT}kv cache rm \[(?P<cached_tokens>\d+), end\)"),
     LogTemplate("lcp.cached.oldest", "slot_reuse", "kv cache rm - [", r"slot (?P<slot>\d+) : kv cache rm - \[(?P<cached_tokens>\d+), end\)"),
+    LogTemplate("lcp.state_lost", "phase", "forcing full prompt re-processing due to lack of cache data",
+                rf"{_SLOT}forcing full prompt re-processing due to lack of cache data", fields={"what": "state lost"},
+                note="the window or recurrent layers hold no state of where the new prompt leaves the old one"),
     LogTemplate("lcp.lru", "slot_reuse", "selected slot by LRU",
                 r"id +(?P<slot>\d+) \| task -?\d+ \| selected slot by (?:LRU|lru), t_last = (?P<t_last>-?\d+)", fields={"how": "lru"}),
     LogTemplate("lcp.similarity", "slot_reuse", "selected slot by l",
@@ -249,7 +252,7 @@ TEMPLATES: tuple[LogTemplate, ...] = (
 _LONG: Mapping[str, str] = {
     "c": "ctx_size", "np": "parallel", "b": "batch_size", "ub": "ubatch_size", "ctk": "cache_type_k", "ctv": "cache_type_v",
     "ngl": "n_gpu_layers", "kvu": "kv_unified", "m": "model", "fa": "flash_attn", "cram": "cache_ram", "hf": "hf_repo",
-    "sps": "slot_prompt_similarity", "n": "predict", "n_predict": "predict",
+    "sps": "slot_prompt_similarity", "ctxcp": "ctx_checkpoints", "swa_checkpoints": "ctx_checkpoints", "n": "predict", "n_predict": "predict",
 }  # fmt: skip
 
 
@@ -413,6 +416,25 @@ LEVERS: tuple[Lever, ...] = (
         effect="The context of one slot is -c with a unified pool and -c / -np otherwise.",
         cost="Memory grows with N.", next_limit="device memory", verify="n_ctx_slot in the start line",
     ),
+    Lever(
+        "mem.device_layers", "-ngl N", default="auto (0 in builds before 2026)", setting="n_gpu_layers",
+        values={"up": "as many as fit, best all (99 in builds before 2026)"},
+        effect="More layers, and their part of the cache, are computed on the device.", cost="Device memory.",
+        next_limit="device memory", verify="'offloaded N/N layers to GPU' at start",
+    ),
+    Lever(
+        "prefix.states", "--swa-full, or --ctx-checkpoints N", since="6700", default="off, 32", setting="ctx_checkpoints",
+        values={"on": "the first for a sliding window, the second above 32 for recurrent layers"},
+        effect="The window layers keep the whole context, or more states of earlier turns are kept to go on from.",
+        cost="The full cache takes the memory of an ordinary one; checkpoints take host memory.", next_limit="memory",
+        verify="no 'forcing full prompt re-processing' in the log",
+    ),
+    Lever(
+        "prefix.states", "--swa-full", since="5435", until="6699", default="off", setting="swa_full", values={"on": "set"},
+        effect="The window layers keep the whole context.", cost="The memory of an ordinary cache.", next_limit="device memory",
+        verify="no 'forcing full prompt re-processing' in the log",
+    ),
+    Lever("prefix.states", None, until="5434", instead="these builds keep the whole context of window layers as they are"),
     Lever("mem.graphs", "GGML_CUDA_DISABLE_GRAPHS=1", default="graphs are on",
           effect="No CUDA graphs are kept.", cost="Slower generation.", next_limit="launch overhead",
           verify="no 'graphs reused' in the timing lines"),

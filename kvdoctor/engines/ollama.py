@@ -58,6 +58,15 @@ _OWN: tuple[LogTemplate, ...] = (
                 rf'(?=(?:[^\n]{{0,900}}?memory\.graph\.full="(?P<activations>{_SIZE})")?)'
                 r'(?=(?:[^\n]{0,900}?layers\.model=(?P<layers_all>\d+))?)(?=(?:[^\n]{0,900}?layers\.offload=(?P<layers>\d+))?)',
                 derive=_bytes, fields={"stage": "estimate"}),
+    LogTemplate("oll.device", "phase", 'msg="inference compute"', r'msg="inference compute" id=\S{1,100} library=(?P<library>\w+)',
+                fields={"what": "device"}, note="one line per device; library=cpu where none was found"),
+    LogTemplate("oll.ps.split", "phase", "% CPU/GPU",
+                r"^\S+ +[0-9a-f]{12} +[\d.]+ [KMGT]?B +(?P<cpu__pct>\d+)%/\d+% CPU/GPU(?: |$)", fields={"what": "placed"},
+                note="a row of ollama ps: how the model's bytes are spread"),
+    LogTemplate("oll.ps.gpu", "phase", "100% GPU", r"^\S+ +[0-9a-f]{12} +[\d.]+ [KMGT]?B +100% GPU(?: |$)",
+                fields={"what": "placed", "cpu": 0.0}),
+    LogTemplate("oll.ps.cpu", "phase", "100% CPU", r"^\S+ +[0-9a-f]{12} +[\d.]+ [KMGT]?B +100% CPU(?: |$)",
+                fields={"what": "placed", "cpu": 1.0}),
     LogTemplate("oll.part.weights", "memory", 'msg="model weights"',
                 rf'msg="model weights" (?:device|buffer)=(?P<device>\w+) size="(?P<weights>{_SIZE})"', derive=_bytes,
                 note="per device: they add up"),
@@ -115,7 +124,7 @@ TEMPLATES: tuple[LogTemplate, ...] = (
 _PS = "ollama ps (CONTEXT and PROCESSOR columns)"
 
 _OWN_LEVERS: tuple[Lever, ...] = (
-        Lever("sched.max_running", "OLLAMA_NUM_PARALLEL=N", default="auto (1 to 4 by memory)", setting="OLLAMA_NUM_PARALLEL",
+        Lever("sched.max_running", "OLLAMA_NUM_PARALLEL=N", default="auto (1 to 4 by memory)", setting="max_running",
               effect="Each model answers N requests at once; its pool is num_ctx x N tokens.",
               cost="More: more memory per model and more reloads. Fewer: requests queue.", next_limit="memory for the pool", verify=_PS),
         Lever("sched.batch_tokens", "num_batch in the request options", default="512",
@@ -134,15 +143,18 @@ _OWN_LEVERS: tuple[Lever, ...] = (
               effect="This much memory of each device is left free when a model is placed.", cost="Fewer layers on the device.",
               next_limit="CPU speed", verify="layers.offload in the load lines"),
         Lever("kv.pool_bytes", "OLLAMA_CONTEXT_LENGTH=N, or num_ctx in the request options", default="4096 (2048 in old versions)",
-              setting="OLLAMA_CONTEXT_LENGTH",
+              setting="max_model_len",
               effect="The pool is num_ctx x parallel tokens; the same num_ctx in all requests avoids reloads.",
               cost="Memory grows with N.", next_limit="device memory", verify=_PS),
         Lever("kv.dtype", "OLLAMA_KV_CACHE_TYPE=q8_0 OLLAMA_FLASH_ATTENTION=1", since="0.5", default="f16", setting="OLLAMA_KV_CACHE_TYPE",
               effect="About half the bytes per token.", cost="Some accuracy.", next_limit="compute", verify="KvCacheType in the load lines"),
         Lever("kv.dtype", None, until="0.4", instead="only f16 before 0.5: lower num_ctx"),
         Lever("kv.offload_bytes", None, instead="no second tier; a model that does not fit leaves layers and their cache on the CPU"),
+        Lever("mem.device_layers", None, instead="as many layers as fit are placed on the device: take num_gpu out of the request options "
+              "and the Modelfile, and make the model fit"),
+        Lever("prefix.states", None, instead="ollama has no option for it: a model without a sliding window or recurrent layers keeps its prefix"),
         Lever("mem.max_model_len", "OLLAMA_CONTEXT_LENGTH=N, or num_ctx in the request options", default="4096 (2048 in old versions)",
-              setting="OLLAMA_CONTEXT_LENGTH", effect="Longest prompt and answer of one request.", cost="Memory grows with N.",
+              setting="max_model_len", effect="Longest prompt and answer of one request.", cost="Memory grows with N.",
               next_limit="device memory", verify=_PS),
         Lever("mem.prefill_chunk", "num_batch in the request options", default="512", effect="The compute graph shrinks.",
               cost="Prompts take longer.", next_limit="prefill throughput", verify="the 'compute graph' lines"),
@@ -204,16 +216,29 @@ COMMANDS: tuple[Command, ...] = (
 
 
 def parse_args(text: str) -> Args:
-    """The environment printed at start (``map[OLLAMA_NUM_PARALLEL:4 ...]``) or the command line of a runner."""
+    """The environment printed at start (``map[OLLAMA_NUM_PARALLEL:4 ...]``) or the command line of a runner.
+
+    A runner is given the context of all its slots: ``num_ctx`` is the part of one, as clients ask for it.
+    """
     if text.startswith("map["):
         out: Args = {}
         for item in text[4:].split(" "):
             name, colon, value = item.partition(":")
             value = value.rstrip("]")
+            if value == "0" and name in _AUTOMATIC:
+                continue
             if colon and value and name.startswith("OLLAMA_"):
                 out.setdefault(name, value)
         return out
-    return llamacpp.parse_args(text)
+    args = llamacpp.parse_args(text)
+    total, slots = args.get("ctx_size", ""), args.get("parallel", "1")
+    if total.isdecimal() and slots.isdecimal() and int(slots) > 0:
+        args["num_ctx"] = str(int(total) // int(slots))
+    return args
+
+
+_AUTOMATIC = frozenset({"OLLAMA_NUM_PARALLEL", "OLLAMA_MAX_LOADED_MODELS", "OLLAMA_CONTEXT_LENGTH"})
+"""Settings that are chosen at each load where they read 0."""
 
 
 ENGINE = Engine(
@@ -229,6 +254,8 @@ ENGINE = Engine(
         "OLLAMA_HOST:",
         "ollama_llama_server",
         "[GIN] ",
+        # the head of ollama ps: its columns stand four blanks apart at least
+        "    PROCESSOR    ",
     ),
     process_markers=("ollama serve", "ollama runner", "ollama_llama_server"),
     default_port=11434,
@@ -247,7 +274,7 @@ ENGINE = Engine(
         **llamacpp.CANONICAL,
         "max_running": ("parallel", "OLLAMA_NUM_PARALLEL"),
         "pool_tokens": ("ctx_size",),
-        "max_model_len": ("OLLAMA_CONTEXT_LENGTH",),
+        "max_model_len": ("num_ctx", "OLLAMA_CONTEXT_LENGTH"),
         "kv_dtype": ("OLLAMA_KV_CACHE_TYPE", "cache_type_k"),
         "max_queue": ("OLLAMA_MAX_QUEUE",),
     },

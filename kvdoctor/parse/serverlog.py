@@ -1424,10 +1424,10 @@ def oom_fields(text: str, frames: list[str]) -> list[dict[str, object]]:
         if not isinstance(message.device, Unread) and message.device is not None:
             fields["device"] = float(message.device)
         named = oom.site(frames, text)
-        # some wordings name the place themselves (a warm-up): they win over frames that do not decide
-        fields["site"] = (
-            message.site if isinstance(message.site, str) and named in ("other", "prefill", "decode") else named
-        )
+        # some wordings name the place themselves (a warm-up): they win over frames that do not decide; llama.cpp prints no
+        # frames, and the name of the function that ends the whole start (load_model) stands below every failure of it
+        decides = named not in ("other", "prefill", "decode") and message.wording not in ("ggml", "llama-context")
+        fields["site"] = message.site if isinstance(message.site, str) and not decides else named
         out.append(fields)
     return out
 
