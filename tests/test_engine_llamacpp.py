@@ -561,6 +561,17 @@ def test_templates_use_known_events(engine: object) -> None:
         re.compile(template.pattern)
 
 
+def test_nobody_is_asked_for_the_log_that_was_given() -> None:
+    """Request lines of ollama's log tell that a request ended, not that one waits."""
+    for fact in ("req.waiting", "req.waiting_max", "req.running_max"):
+        gap = gap_for(ollama.ENGINE, fact, "0.12.1")
+        assert gap is not None
+        assert "log" not in gap.hint
+    deferred = gap_for(llamacpp.ENGINE, "req.waiting_max", "b11434")
+    assert deferred is not None
+    assert "requests_deferred" in deferred.hint
+
+
 def test_the_engine_never_preempts_but_aborts() -> None:
     assert llamacpp.ENGINE.never_preempts("b11434", {}) is True
     assert llamacpp.ENGINE.preempt_kind("b11434", {}) == "abort"

@@ -486,6 +486,7 @@ GAPS: tuple[Gap, ...] = (
         "'Context size has been exceeded' in the log"),
     Gap("recompute", "nothing is computed again by the server; clients that retry do", "compare tokens_predicted_total with the tokens "
         "that clients received"),
+    Gap("req.waiting", "the log names deferred requests at debug level only", "start with --metrics and scrape /metrics twice (requests_deferred)"),
     Gap("req.finished", "finished requests are not counted", "send the log: each 'stop processing' line is one"),
     Gap("req.length_share", "finish reasons are not counted", "send the log, or the responses' finish_reason"),
     Gap("req.error_share", "failures are not counted", "send the log: each 'send_error' line is one"),

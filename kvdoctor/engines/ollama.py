@@ -188,7 +188,10 @@ LEVERS: tuple[Lever, ...] = (
 )
 
 GAPS: tuple[Gap, ...] = (
-    Gap("kv", "ollama exports no metrics", "send its log with OLLAMA_DEBUG=1"),
+    Gap("kv", "ollama tells the size of the pool (num_ctx x parallel), never what is in use",
+        "compare prompt_eval_count + eval_count of the answers with num_ctx"),
+    Gap("req.waiting", "ollama prints no queue", "count the requests in flight in the client or in a proxy in front of it"),
+    Gap("req.running", "ollama prints requests only when they have ended", "count the requests in flight in the client or in a proxy in front of it"),
     Gap("req", "ollama exports no metrics", "send its log: a [GIN] line per request"),
     Gap("latency", "ollama exports no metrics", "the [GIN] lines print each request's duration; clients get total_duration and eval_duration"),
     Gap("tok", "ollama exports no metrics", "clients get prompt_eval_count and eval_count in each answer"),
