@@ -178,6 +178,46 @@ SAID = [
         "start_error",
         {"error": "pool_too_small"},
     ),
+    *(
+        Said(
+            TRT,
+            f"trt.start.component.{site}",
+            f"The following component could not be created: {name}",
+            "error",
+            {"site": site, "start": True, "text": f"component could not be created: {name}"},
+        )
+        for site, name in (
+            ("kv_alloc", "KV cache"),
+            ("kv_alloc", "Initial KV Cache"),
+            ("prefill", "Additional executor resources"),
+            ("prefill", "Model resources created during usage"),
+            ("sampler", "Sampler"),
+            ("weights_load", "Model"),
+            ("weights_load", "Draft model for speculative decoding"),
+        )
+    ),
+    Said(
+        TRT,
+        "trt.forward_error",
+        "[TRT-LLM] [E] Encountered an error in forward function: CUDA error",
+        "request_failed",
+        {"why": "Encountered an error in forward function"},
+    ),
+    Said(
+        TRT,
+        "trt.context.total",
+        "Assertion failed: Input length (3900) + max new tokens (512) + draft tokens (3) must be less than max sequence "
+        "length (4096). (/src/llmRequest.h:560)",
+        "context_limit",
+        {"n_tokens": 4415, "n_ctx": 4096},
+    ),
+    Said(
+        TRT,
+        "trt.context.input",
+        "Prompt length (9000) exceeds maximum input length (8192). Set log level to info",
+        "context_limit",
+        {"n_tokens": 9000, "n_ctx": 8192},
+    ),
     Said(
         TRT,
         "trt.ready.triton",
@@ -212,6 +252,22 @@ SAID = [
         '"Used KV cache blocks":1224}',
         "stats",
         {"running": 249, "kv_usage": 0.5, "new_tokens": 6904},
+    ),
+    Said(
+        TRT,
+        "trt.iter.triton",
+        r'I1 136 model_instance_state.cc:1115] "{\"Active Request Count\":8,\"Max Request Count\":16,\"Context Requests\":1,'
+        r"\"Generation Requests\":2,\"MicroBatch ID\":0,\"Paused Requests\":0,\"Scheduled Requests\":3,"
+        r'\"Max KV cache blocks\":40,\"Used KV cache blocks\":30}"',
+        "stats",
+        {"running": 3, "waiting": 5, "kv_usage": 0.75, "generation_requests": 2, "max_running": 16},
+    ),
+    Said(
+        TRT,
+        "trt.iter.triton",
+        '{"Active Request Count":8,"MicroBatch ID":1,"Paused Requests":0,"Scheduled Requests":4}',
+        "stats",
+        {"running": 8},
     ),
     Said(
         TRT,

@@ -206,3 +206,16 @@ def test_every_whole_record_comes_back_in_order(paused: list[int], lines: bool) 
     records = [{"iter": i, "inflightBatchingStats": {"numPausedRequests": p}} for i, p in enumerate(paused)]
     text = "\n".join(json.dumps(r) for r in records) if lines else json.dumps(records)
     assert [row.paused for row in rows_of(text)] == paused
+
+
+def test_who_is_taken_in_and_not_computed_waits() -> None:
+    def idle(**more: object) -> float | None:
+        record = {"iter": 1, "numActiveRequests": 10, "inflightBatchingStats": {"numScheduledRequests": 3, **more}}
+        return rows_of(json.dumps(record))[0].idle
+
+    assert idle() == 7
+    assert idle(numPausedRequests=2) == 7
+    assert idle(microBatchId=0) == 7
+    # the other micro-batches of a pipeline compute the rest
+    assert idle(microBatchId=1) is None
+    assert rows_of('{"iter": 1, "numActiveRequests": 10}')[0].idle is None

@@ -294,6 +294,7 @@ def test_hostile_repetition_is_read_in_one_pass(piece: str) -> None:
             ["[07/08/2025-19:44:02] [TRT-LLM] [I] PyTorchConfig(mixed_sampler=False, enable_trtllm_sampler=False)"],
             "other",
         ),
+        (["Sampler: 41.20 / 41.20", "  Sampler: reduce max_seq_len and/or max_attention_window_size"], "other"),
         (["INFO 01-02 03:04:05 [config.py:12] max_logprobs=20, lora_config=None"], "other"),
         (["2024-01-02 03:04:05,678 - lmdeploy - WARNING - logprobs_mode is not set"], "other"),
         (['  File "/x/model.py", line 3, in f', '    logger.warning("INFO")', "    x = log_softmax(y)"], "logprobs"),

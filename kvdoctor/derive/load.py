@@ -185,15 +185,20 @@ def _queue_samples(view: View, rank: str, role: str, field: str) -> list[Sampled
     if samples:
         return samples
     out: list[Sampled] = []
+    # of a pipeline each record is one micro-batch: what it leaves out, another computes
+    pipeline = any(row.micro_batch for timed in view.target.iterations for row in timed.value)
     for timed in view.target.iterations:
         for order, row in enumerate(timed.value):
-            value = row.active if field == "running" else row.queued
-            paused = row.paused
-            if value is None:
-                continue
-            if field == "waiting" and paused is not None:
-                value += paused  # a paused request waits for memory as a queued one does
-            out.append(Sampled(order, row.time, float(value), f"{timed.origin}:{row.line}"))
+            idle = None if pipeline else row.idle
+            if field == "running":
+                value = row.active if idle is None else row.scheduled
+            elif idle is not None:
+                # whoever was taken in and is not computed waits for memory as a queued one does
+                value = (row.queued or 0.0) + idle
+            else:
+                value = None if row.queued is None else row.queued + (row.paused or 0.0)
+            if value is not None:
+                out.append(Sampled(order, row.time, float(value), f"{timed.origin}:{row.line}"))
     if out:
         return out
     if field == "running":
@@ -683,6 +688,7 @@ def _finished(view: View) -> None:
         lambda: _from_setting(view, "max_running"),
         lambda: _from_pool_events(view),
         lambda: _from_iterations(view, "max_active"),
+        lambda: _limit_from_stats(view),
         lambda: _limit_from_slots(view),
     )
     if limit is not None:
@@ -755,6 +761,11 @@ def _refused(view: View) -> None:
     )
     if needed:
         facts.set("req.context_needed", measured(max(needed), "w", first))
+
+
+def _limit_from_stats(view: View) -> Known | None:
+    told = ((s.event.number("max_running"), s.source) for s in reversed(view.stats))
+    return next((Known(v, v, "measured", "c", source) for v, source in told if v), None)
 
 
 def _limit_from_samples(view: View) -> Known | None:

@@ -134,6 +134,61 @@ def _block_usage(fields: dict[str, object]) -> dict[str, object]:
     return {**fields, "kv_usage": used / most}
 
 
+# The parts an executor is made of, by the name its error gives them. "Additional executor resources" and "Model resources"
+# are the work buffers of the warm-up steps, which grow with the tokens of a step.
+_COMPONENTS = {
+    "kv_alloc": r"(?:Initial )?KV [Cc]ache",
+    "prefill": r"Additional executor resources|Model resources created during usage",
+    "sampler": r"Sampler",
+    "weights_load": r"Model(?! resources)|Draft model for speculative decoding",
+}
+
+
+def _component(site: str, names: str) -> LogTemplate:
+    return LogTemplate(
+        f"trt.start.component.{site}",
+        "error",
+        "The following component could not be created:",
+        rf"The following (?P<text>component could not be created: (?:{names}))",
+        fields={"start": True, "site": site},
+        note="PyTorch backend; the message lists the components made before it with the memory free around each",
+    )
+
+
+def _whole_length(fields: dict[str, object]) -> dict[str, object]:
+    """Prompt, requested output and draft tokens together: that is what the limit is about."""
+    asked = [value for name in ("prompt", "output", "draft") if (value := _number(fields, name)) is not None]
+    return {"n_ctx": fields.get("n_ctx"), "n_tokens": sum(asked)}
+
+
+_TRITON_FIELDS = {
+    "Scheduled Requests": "running",
+    "Context Requests": "context_requests",
+    "MicroBatch ID": "micro_batch",
+    "Max Request Count": "max_running",
+    "Max KV cache blocks": "max_blocks",
+    "Used KV cache blocks": "used_blocks",
+    "Paused Requests": "paused",
+    "Total Context Tokens": "new_tokens",
+}
+
+
+def _triton(key: str, field: str, *, first: bool = False) -> str:
+    """A figure of the backend's JSON line, wherever it stands behind the first one."""
+    figure = rf'"{key}\\?":\s?(?P<{field}>\d+)'
+    return figure if first else rf"(?=.*?{figure})?"
+
+
+def _triton_stats(fields: dict[str, object]) -> dict[str, object]:
+    """Active requests that a step does not compute wait for memory, unless another micro-batch of a pipeline has them."""
+    fields = _block_usage(fields)
+    active, scheduled = _number(fields, "active"), _number(fields, "running")
+    out = {k: v for k, v in fields.items() if k not in ("active", "micro_batch")}
+    if active is None or scheduled is None or _number(fields, "micro_batch"):
+        return {**out, "running": active}
+    return {**_generation(out), "waiting": max(active - scheduled, _number(fields, "paused") or 0.0)}
+
+
 def _pair(fields: dict[str, object]) -> dict[str, object]:
     """``key`` and ``value`` of a line that names one setting, as the text `parse_args` reads."""
     value = fields.get("value")
@@ -300,6 +355,28 @@ _TEMPLATES: tuple[LogTemplate, ...] = (
         r"Impossible to fit in any sequence in kvCache",
         fields={"error": "pool_too_small", "text": "not one sequence fits into the KV pool"},
     ),
+    *(_component(site, names) for site, names in _COMPONENTS.items()),
+    LogTemplate(
+        "trt.forward_error",
+        "request_failed",
+        "Encountered an error in forward",
+        r"(?P<why>Encountered an error in forward(?:Async|Sync)? function)",
+        note="every active request is answered with this error",
+    ),
+    LogTemplate(
+        "trt.context.total",
+        "context_limit",
+        "must be less than max sequence length",
+        r"Input length \((?P<prompt>\d+)\) \+ max new tokens \((?P<output>\d+)\)"
+        r"(?: \+ draft tokens \((?P<draft>\d+)\))? must be less than max sequence length \((?P<n_ctx>\d+)\)",
+        derive=_whole_length,
+    ),
+    LogTemplate(
+        "trt.context.input",
+        "context_limit",
+        "exceeds maximum input length",
+        r"Prompt length \((?P<n_tokens>\d+)\) exceeds maximum input length \((?P<n_ctx>\d+)\)",
+    ),
     LogTemplate("trt.ready.triton", "ready", "Started HTTPService at", r"Started HTTPService at "),
     LogTemplate("trt.ready", "ready", "Application startup complete", r"Application startup complete"),
     LogTemplate(
@@ -324,10 +401,11 @@ _TEMPLATES: tuple[LogTemplate, ...] = (
     LogTemplate(
         "trt.iter.triton",
         "stats",
-        '"Active Request Count":',
-        r'"Active Request Count":\s?(?P<running>\d+)(?=.*?"Max KV cache blocks":\s?(?P<max_blocks>\d+))?'
-        r'(?=.*?"Used KV cache blocks":\s?(?P<used_blocks>\d+))?(?=.*?"Total Context Tokens":\s?(?P<new_tokens>\d+))?',
-        derive=_block_usage,
+        "Active Request Count",
+        _triton("Active Request Count", "active", first=True)
+        + "".join(_triton(key, field) for key, field in _TRITON_FIELDS.items()),
+        derive=_triton_stats,
+        note="newer Triton releases escape the quotes; active requests are all that were taken in, scheduled ones computed",
     ),
     LogTemplate(
         "trt.pause",
@@ -526,6 +604,7 @@ _LEVERS: tuple[Lever, ...] = (
     Lever(
         "mem.prefill_chunk",
         "enable_chunked_prefill",
+        values={"down": "true"},
         default="false",
         setting="chunk",
         effect="Cuts long prompts into pieces of at most max_num_tokens, which lowers the activation peak.",
@@ -741,7 +820,7 @@ ENGINE = Engine(
     name="tensorrt-llm",
     title="TensorRT-LLM",
     metric_prefixes=("trtllm_", "nv_trt_llm_"),
-    log_markers=("[TensorRT-LLM]", "[TRT-LLM]", "maxTokensInPagedKvCache"),
+    log_markers=("[TensorRT-LLM]", "[TRT-LLM]", "maxTokensInPagedKvCache", "Runtime Pinned Memory Usage"),
     process_markers=("trtllm-serve", "trtllm-llmapi-launch", "tensorrt_llm", "trtllmExecutorWorker", "executorWorker"),
     default_port=8000,
     endpoints=(

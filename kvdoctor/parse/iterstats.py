@@ -24,7 +24,8 @@ class IterationRow:
     ``line`` is where the record begins, counted from 1. ``time`` is epoch seconds; a timestamp without a zone is taken
     as UTC, so differences hold and the absolute time may be off by the zone. ``latency_s`` and ``queue_latency_s`` are
     seconds, memory is bytes, ``*_tokens`` tokens, ``*_blocks`` blocks, ``hit_rate`` a fraction, all others counts.
-    ``paused`` counts requests paused in this step, ``queued`` those that wait for their first admission.
+    ``paused`` counts requests paused in this step, ``queued`` those that wait for their first admission. ``active`` are all
+    that were taken in, ``scheduled`` those of them that this step computes.
     ``secondary_*`` is the host tier, summed over attention windows.
     """
 
@@ -61,6 +62,17 @@ class IterationRow:
     context_tokens: float | None = None
     generation_tokens: float | None = None
     paused_kv_tokens: float | None = None
+    micro_batch: float | None = None
+
+    @property
+    def idle(self) -> float | None:
+        """Requests that were taken in and are not computed in this step, the paused ones among them.
+
+        None without both numbers. In a pipeline a step is one of several micro-batches, and the others compute the rest.
+        """
+        if self.active is None or self.scheduled is None or self.micro_batch:
+            return None
+        return max(self.active - self.scheduled, self.paused or 0.0)
 
     @property
     def kv_usage(self) -> float | None:
@@ -136,6 +148,7 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     ),
     "generation_tokens": ("static_batching_stats/num_gen_tokens", "total_generation_tokens"),
     "paused_kv_tokens": ("inflight_batching_stats/num_paused_kv_tokens",),
+    "micro_batch": ("inflight_batching_stats/micro_batch_id", "micro_batch_id"),
 }
 _MILLISECONDS = frozenset({"latency_s", "queue_latency_s"})
 _MARKS = frozenset(

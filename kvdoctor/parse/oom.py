@@ -482,9 +482,11 @@ _SITE_WORDS: Mapping[str, re.Pattern[str]] = {
 }
 
 
-# A log line below the level of an error, in the engines' forms: "[INFO]", "[TRT-LLM] [I]", "INFO 01-02", "WARNING:".
+# A log line below the level of an error, in the engines' forms: "[INFO]", "[TRT-LLM] [I]", "INFO 01-02", "WARNING:"; or a row
+# of TensorRT-LLM's list of parts ("Sampler: 41.20 / 41.20", "Sampler: reduce max_seq_len"), which names all there are.
 _NO_ERROR_LINE = re.compile(
-    r"^[^\n]{0,120}?(?:(?<![\w.])(?:TRACE|DEBUG|INFO|NOTICE|WARN|WARNING)(?![\w.])|\[[IWDV]\])|^[IW]\d{4} \d\d:\d\d"
+    r"^[^\n]{0,120}?(?:(?<![\w.])(?:TRACE|DEBUG|INFO|NOTICE|WARN|WARNING)(?![\w.])|\[[IWDV]\])|^[IW]\d{4} \d\d:\d\d|"
+    r"^[^\n]{0,120}?(?<!\S)[A-Z][\w ()]{2,90}: (?:reduce |\(reduce |[0-9.]{1,12} / [0-9.]{1,12}\s*$)"
 )
 
 

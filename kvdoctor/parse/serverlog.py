@@ -62,7 +62,8 @@ EVENTS: Mapping[str, str] = {
     "new_seqs, spec_accept, batch ('prefill'|'decode'), swa_usage, mamba_usage (secondary_usage is the fullest), "
     "pd_prefill_queue, pd_transfer_queue, pd_decode_queue, retracted_waiting, prealloc_usage (disaggregated), "
     "aggregated (ranks averaged in this line), kv_fetch (requests in a KV transfer), spec (bool: speculative decoding), "
-    "partial (bool: a second line of the same report, without running and waiting), paused (requests paused in this step)",
+    "partial (bool: a second line of the same report, without running and waiting), paused (requests paused in this step), "
+    "max_running (the limit of running)",
     "iteration": "one scheduler step; fields: context_requests, context_tokens, generation_requests, generation_tokens, "
     "elapsed_ms",
     "pool": "KV pool laid out; fields: tokens, bytes, blocks, block_tokens, cpu_blocks, available_bytes, dry_run, "
@@ -1072,13 +1073,15 @@ class _LogReader:
 
     def _after(self, index: int) -> tuple[bytes, ...]:
         following = self.lines[index + 1 : index + 3]
-        if following and _NATIVE_FRAME.match(following[0]):
-            # a C++ program prints its stack below the message
-            rest = itertools.takewhile(_NATIVE_FRAME.match, self.lines[index + 1 : index + 1 + MOST_NATIVE_FRAMES])
-            return tuple(line[:FOLLOW_LINE] for line in rest)
         if self.partial is not None:
             # joined pieces left empty lines
-            following = [line for line in self.lines[index + 1 : index + 200] if line][:2]
+            following = [line for line in self.lines[index + 1 : index + 200] if line]
+        if following and _NATIVE_FRAME.match(following[0]):
+            # a C++ program prints its stack below the message
+            below = following if self.partial is not None else self.lines[index + 1 : index + 1 + MOST_NATIVE_FRAMES]
+            following = list(itertools.takewhile(_NATIVE_FRAME.match, below))
+        else:
+            following = following[:2]
         return tuple(line[:FOLLOW_LINE] for line in following)
 
     def _line(self, index: int, raw: bytes, kind: Kind) -> None:
@@ -1165,7 +1168,11 @@ class _LogReader:
         """Lines that go on with a message, without their wrapping; up to the next message."""
         out: list[str] = []
         for raw in follow:
+            stack = _NATIVE_FRAME.match(raw) is not None
             for line in self.quiet(decode(raw).rstrip("\r"))[:1]:
+                if stack:
+                    out.append(line.text)
+                    continue
                 if _NEW_MESSAGE.match(line.text) or any(literal in line.text for literal in OOM_LITERALS):
                     return out
                 out.append(line.text)
@@ -1229,7 +1236,9 @@ def _last_traceback(lines: Sequence[str]) -> list[str]:
 _FAR_ABOVE = 20
 
 MOST_NATIVE_FRAMES = 64
-_NATIVE_FRAME = re.compile(rb"[^\n]{0,120}?(?:^|\s|#)\d{1,3}:?\s{1,20}(?:/\S{1,300}\(\+?)?0x[0-9a-fA-F]{4,16}\b")
+_NATIVE_FRAME = re.compile(
+    rb"[^\n]{0,120}?(?:^|[\s#\"]|\x1b\[[0-9;]{1,12}m)\d{1,3}:?(?:\s|\\t){1,20}(?:/\S{1,300}\(\+?)?0x[0-9a-fA-F]{4,16}\b"
+)
 
 
 _STARTS = r"\s*(?:\(\w[^)\n]{0,80} pid=\d|\[[^\]\n]{0,40}\d\d:\d\d|(?:INFO|WARN(?:ING)?|ERROR|DEBUG|CRITICAL)\b|time=|Traceback "

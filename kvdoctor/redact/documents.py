@@ -246,6 +246,7 @@ _PLACES: Mapping[str, str] = {
     "paused": "inflight_batching_stats/num_paused_requests", "context_tokens": "inflight_batching_stats/num_ctx_tokens",
     "generation_tokens": "static_batching_stats/num_gen_tokens",
     "paused_kv_tokens": "inflight_batching_stats/num_paused_kv_tokens", "time": "timestamp",
+    "micro_batch": "inflight_batching_stats/micro_batch_id",
     "secondary_max_blocks": "kv_cache_iteration_stats/0/secondary_max_num_blocks",
     "secondary_used_blocks": "kv_cache_iteration_stats/0/secondary_used_num_blocks",
 }  # fmt: skip
