@@ -78,6 +78,17 @@ def test_scrapes_without_a_clock_give_counts_but_no_rates() -> None:
     assert isinstance(view.facts["target.window_s"], Unknown)
 
 
+def test_a_limit_for_each_rank_is_added_up_like_the_requests_that_run() -> None:
+    log = "(APIServer pid=1) INFO 11-19 10:00:00 [api_server.py:1977] vLLM API server version 0.12.0\n"
+    log += (
+        "(APIServer pid=1) INFO 11-19 10:00:00 [utils.py:233] non-default args: {'model': 'm', 'max_num_seqs': 128}\n"
+    )
+    two = page(running=70, waiting=5, engine="0") + page(running=70, waiting=0, engine="1")
+    (view,) = views(("m_1795000100.prom", two), ("m_1795000110.prom", two), ("server.log", log))
+    assert fact(view, "req.running_max").hi == 140
+    assert (fact(view, "req.limit_running").hi, fact(view, "req.limit_ranks").hi) == (256, 2)
+
+
 NAMES = [
     (("pod-a_1.prom", "pod-a_2.prom", "pod-b_1.prom", "pod-b_2.prom"), None, 2),
     # the process says that it is one and the same

@@ -78,7 +78,13 @@ def on_logs(files: Files, change: Callable[[str], bytes]) -> Files:
 
 
 def renamed(files: Files, draw: random.Random) -> Files:
-    """Other names in the same order; epochs stay, and so do the names of cgroup files (a bare number says nothing)."""
+    """Other names in the same order; epochs stay, and so do the names of cgroup files (a bare number says nothing).
+
+    Names that are counted alike (pod-a_1, pod-b_1) tell servers apart: they mean something and stay.
+    """
+    counted = [re.sub(r"\d{1,6}\.\w+$", "", name) for name in files if re.search(r"(?<!\d)\d{1,6}\.\w+$", name)]
+    if len(set(counted)) > 1 and min(map(counted.count, counted)) > 1:
+        return files
     out: Files = {}
     for place, (name, raw) in enumerate(sorted(files.items(), key=lambda item: natural(item[0]))):
         epoch = re.search(r"(?<!\d)\d{9,11}(?:\.\d{1,9})?(?!\d)", name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 from kvdoctor.derive.view import ONE_SCRAPE, PAGE_OR_STATS, TAKE_TWO, Delta, Sampled, View, last_run, slope
 from kvdoctor.facts import FACTS as TABLE
@@ -335,6 +336,24 @@ def _from_iterations(view: View, field: str) -> Known | None:
             if value:
                 return Known(float(value), float(value), "measured", "s", f"{timed.origin}:{row.line}")
     return None
+
+
+def _of_seen_ranks(view: View, limit: Known | None, *, shared: bool | None = None) -> Known | None:
+    """A limit as set, for the ranks whose running requests are added up: an excerpt of a log may show some of them only."""
+    engine = view.target.engine
+    ranks = len({s.rank for s in view.stats} | {r for s in view.target.scrapes for r in s.ranks()})
+    if limit is None or engine is None or ranks < 2:
+        return limit
+    times = float(ranks)
+    if engine.shared_limit if shared is None else shared:
+        # a limit for all ranks together is split between them
+        times = ranks / max(_number(view.target.setting("dp")) or 1.0, ranks)
+    if times == 1.0:
+        return limit
+    view.facts.set("req.limit_ranks", measured(times, "c", f"{ranks} ranks are seen"))
+    return replace(
+        limit, lo=float(limit.lo) * times, hi=float(limit.hi) * times, note=f"{limit.hi:g} as set, for {ranks} ranks"
+    )
 
 
 def _from_setting(view: View, name: str) -> Known | None:
@@ -685,8 +704,8 @@ def _finished(view: View) -> None:
     limit = _first_known(
         lambda: _limit_from_samples(view),
         lambda: _limit_from_info(view),
-        lambda: _from_setting(view, "max_running"),
-        lambda: _from_pool_events(view),
+        lambda: _of_seen_ranks(view, _from_setting(view, "max_running")),
+        lambda: _of_seen_ranks(view, _from_pool_events(view), shared=False),
         lambda: _from_iterations(view, "max_active"),
         lambda: _limit_from_stats(view),
         lambda: _limit_from_slots(view),
@@ -696,7 +715,11 @@ def _finished(view: View) -> None:
     else:
         default = _number(view.target.default("max_running"))
         if default:
-            facts.set("req.limit_running", Known(default, default, "assumed", "c", "the version's default"))
+            assumed = _of_seen_ranks(view, Known(default, default, "assumed", "c", "the version's default"))
+            assert assumed is not None
+            facts.set("req.limit_running", assumed)
+    if "req.limit_running" in facts and "req.limit_ranks" not in facts:
+        facts.set("req.limit_ranks", measured(1.0, "c", "as told"))
 
 
 _WHOLE_POOL = ("pool", "capacity of block", "kv cache", "cache out of memory", "does not fit")

@@ -370,7 +370,8 @@ class Engine:
     version and its arguments (None: not known), ``reserves_output`` whether admission waits for room for output that may follow. ``canonical_args`` maps a canonical setting to the names it has in the
     arguments; ``defaults`` gives the version's defaults of canonical settings. ``side``: not a server but something that
     stands beside one (a cache tier, a GPU exporter). ``promql``: its facts as PromQL, for exported alerts and dashboards.
-    ``scheduler``: how a version admits and evicts, for a replay, or why it cannot be replayed.
+    ``scheduler``: how a version admits and evicts, for a replay, or why it cannot be replayed. ``shared_limit``: the limit on
+    running requests is set for all data-parallel ranks together, not for each.
     """
 
     name: str
@@ -397,6 +398,7 @@ class Engine:
     side: bool = False
     promql: tuple[Promql, ...] = ()
     scheduler: Callable[[str | None, Args], Scheduler | str] = no_scheduler
+    shared_limit: bool = False
 
 
 _PAIR = re.compile(

@@ -424,8 +424,8 @@ TEMPLATES: tuple[LogTemplate, ...] = (
                 + _optional(r"#aborted_retracted_reqs: (?P<aborted>\d+)", r"#new_tokens_gained: (?P<tokens_gained>-?\d+)",
                             rf"#new_token_ratio: (?P<ratio_from>{_NUMBER}) -> (?P<ratio_to>{_NUMBER})"),
                 since="0.5", note="once per rank: the same values at the same time are one event"),
-    LogTemplate("sgl.retract.046", "retract", "Decode out of memory happened",
-                r"Decode out of memory happened\. #retracted_reqs: (?P<count>\d+)"
+    LogTemplate("sgl.retract.046", "retract", "ecode out of memory happened",
+                r"[Dd]ecode out of memory happened[.,] #retracted_reqs: (?P<count>\d+)"
                 + _optional(rf"#new_token_ratio: (?P<ratio_from>{_NUMBER}) -> (?P<ratio_to>{_NUMBER})"),
                 until="0.5.2", note="a retraction notice, no device out of memory; once per rank"),
     LogTemplate("sgl.retract.abort_last", "request_failed", "retract_decode: aborted last request",
@@ -965,6 +965,7 @@ ENGINE = Engine(
     reserves_output=lambda version, args: True,
     parse_args=parse_args,
     canonical_args=CANONICAL,
+    shared_limit=True,
     defaults=_defaults,
     forks=("sglang-omni", "sgl-jax", "sglang-jax"),
     promql=PROMQL,
