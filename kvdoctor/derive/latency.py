@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from kvdoctor.derive.view import View
-from kvdoctor.facts import Known, Span, Unknown
+import math
+
+from kvdoctor.derive.view import Stat, View
+from kvdoctor.facts import Known, Span, Unknown, estimated, worst_how
 
 STALL_S = 1.0
+
+FEWEST_LINES = 3
+"""Stats lines of each kind below which a difference between them can be chance."""
+
+QUIET_SHARE = 0.01
+"""Prompt tokens per second, against the most of any line, below which a line counts as decoding alone."""
+
+BUSY_SHARE = 0.5
+"""And above which prompts were computed in most of its interval."""
 
 
 def add(view: View) -> None:
@@ -30,12 +41,14 @@ def add(view: View) -> None:
                 facts.set(name, Unknown("nothing was observed in the window", "look while requests are served"))
             else:
                 facts.set(name, Known(value, value, "measured", _span(span), source, "", None, count))
+    if "latency.itl" not in {role for scrape in view.target.scrapes for role in scrape.histograms}:
+        _gaps_of_lines(view)
     p50, p99 = facts.known("latency.itl_p50"), facts.known("latency.itl_p99")
     if p50 is not None and p99 is not None and float(p50.hi) > 0:
         ratio = float(p99.hi) / float(p50.hi)
         facts.set(
             "latency.itl_tail_ratio",
-            Known(ratio, ratio, "measured", p99.span, p99.source, "p99 / p50", None, p99.requests),
+            Known(ratio, ratio, worst_how((p50, p99)), p99.span, p99.source, "p99 / p50", None, p99.requests),
         )
     _stalls(view)
     _queue_share(view)
@@ -117,3 +130,60 @@ def _queue_share(view: View) -> None:
             "latency.queue_share",
             Known(share, share, "measured", _span(queue[1]), queue[2], "mean queue time / mean TTFT"),
         )
+
+
+def _gaps_of_lines(view: View) -> None:
+    """Gaps between tokens from stats lines that tell both rates, where some were written while prompts were computed.
+
+    A line's mean gap counts for all of its tokens, so the tail comes out too short, never too long.
+    """
+    alone: list[tuple[float, float]] = []
+    beside: list[tuple[float, float]] = []
+    lines = [s for s in view.stats if not s.batch]
+    for rank in {s.rank for s in lines}:
+        one, other = _gaps([s for s in lines if s.rank == rank])
+        alone += one
+        beside += other
+    if min(len(alone), len(beside)) < FEWEST_LINES:
+        return
+    gaps = sorted(alone + beside)
+    note = f"mean gaps of {len(alone)} stats lines without prompts and {len(beside)} beside them, by tokens"
+    for name, share in (("latency.itl_p50", 0.5), ("latency.itl_p99", 0.99)):
+        view.facts.set(name, estimated(_weighted(gaps, share), "w", lines[-1].source, note=note))
+
+
+def _weighted(gaps: list[tuple[float, float]], share: float) -> float:
+    """The gap within which ``share`` of the tokens came; ``gaps`` ascending, each with its tokens."""
+    left = share * math.fsum(tokens for _, tokens in gaps)
+    for gap, tokens in gaps:
+        left -= tokens
+        if left <= 0:
+            return gap
+    return gaps[-1][0]
+
+
+def _gaps(lines: list[Stat]) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
+    """(seconds between tokens of one request, tokens per second) of the lines without prompts, and of those beside them.
+
+    Who answered in the last line without prompts goes on while the pool does not empty and somebody more runs. What the
+    new ones generate counts as theirs.
+    """
+    most = max((rate for s in lines if (rate := s.event.number("prompt_rate")) is not None), default=0.0)
+    alone: list[tuple[float, float]] = []
+    beside: list[tuple[float, float]] = []
+    answering = held = 0.0
+    for stat in lines:
+        prompt, made, running, usage = (
+            stat.event.number(name) for name in ("prompt_rate", "gen_rate", "running", "kv_usage")
+        )
+        if prompt is None or not made or running is None or usage is None or stat.event.number("waiting"):
+            answering = 0.0
+        elif prompt <= QUIET_SHARE * most:
+            answering, held = running, usage
+            if running > 0:
+                alone.append((running / made, made))
+        elif usage < held or running <= answering:
+            answering = 0.0
+        elif answering and prompt >= BUSY_SHARE * most:
+            beside.append((answering / made, made))
+    return alone, beside
