@@ -56,7 +56,10 @@ def add(view: View, host: HostReadings) -> None:
 def _outlived(view: View, when: float | None, source: str) -> None:
     """Whether work was done after the last Xid, whatever its number."""
     shows_work = bool(view.stats or view.target.events("request_out") or view.has_role("tok.generated"))
-    if when is not None or not shows_work:
+    if when is not None and _ended_before(view, when):
+        why = "the server's log ends before the Xid"
+        view.facts.set("gpu.xid_outlived", Unknown(why, "give the log up to now"))
+    elif when is not None or not shows_work:
         after = when is not None and _worked_after(view, when + SURVIVED_S)
         view.facts.set("gpu.xid_outlived", measured(after, "e", source))
     else:
@@ -77,7 +80,16 @@ def _concerns(view: View, when: float | None) -> bool | None:
     begins = min([*pages, *lines], default=None)
     if begins is not None and when < begins - JOIN_S:
         return None
-    return None if any(page > when + SURVIVED_S for page in pages) else True
+    if any(page > when + SURVIVED_S for page in pages):
+        return None
+    return None if _ended_before(view, when) else True
+
+
+def _ended_before(view: View, when: float) -> bool:
+    """The server's log stops before this without an error: it does not show what became of the server."""
+    ends = [run.last_time for run in view.target.logs if run.last_time is not None]
+    failed = [e.time for _, e in view.target.events("error", "exit", "oom") if e.time is not None]
+    return bool(ends) and max(ends) < int(when) and not any(abs(time - when) <= JOIN_S for time in failed)
 
 
 def _started(view: View) -> float | None:
