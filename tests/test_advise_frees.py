@@ -43,3 +43,22 @@ def test_where_memory_is_not_short_nothing_is_said() -> None:
 
 def test_the_levers_named_here_exist() -> None:
     assert set(UNTOLD) <= set(LEVERS)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        # 40 GiB of pool are 0.8 of the 50 that were free: a hundredth is 0.5, and 2 GiB are four of them
+        ({"mem.kv_pool": 40 * GIB, "mem.fraction": 0.8}, "Each 0.01 of it frees 0.50 GiB; the failed request lacked 2.00 GiB: at least 0.04 less."),
+        ({"mem.weights": 30 * GIB}, "Each 0.01 of it frees at most 0.50 GiB; the failed request lacked 2.00 GiB: at least 0.04 less."),
+        ({}, "Each 0.01 of it frees at most 0.80 GiB; the failed request lacked 2.00 GiB: at least 0.03 less."),
+    ],
+)  # fmt: skip
+def test_a_share_of_what_is_free_is_not_one_of_the_device(more: dict[str, float], said: str) -> None:
+    assert frees("kv.pool_share", "down", facts({**OOM, **more}), of_free=True) == said
+
+
+def test_a_switch_has_no_half() -> None:
+    known = facts({**OOM, "mem.activations": 4 * GIB})
+    assert "Half of it" in frees("mem.prefill_chunk", "down", known)
+    assert "Half of it" not in frees("mem.prefill_chunk", "down", known, switched=True)

@@ -146,6 +146,14 @@ SAID = [
         {"kv_pool": 50.5 * GIB, "total": 79.11 * GIB, "peak": 18.25 * GIB, "kv_fraction": 0.9, "token_bytes": 131072},
     ),
     Said(
+        TRT,
+        "trt.start.fraction",
+        "[TRT-LLM] [I] Peak memory during memory usage profiling (torch + non-torch): 18.25 GiB, available KV cache memory "
+        "when calculating max tokens: 50.50 GiB, fraction is set 0.85, kv size is 131072. device total memory 79.11 GiB",
+        "args",
+        {"text": "free_gpu_memory_fraction=0.85"},
+    ),
+    Said(
         TRT, "trt.start.weights", "[TensorRT-LLM][INFO] Loaded engine size: 6214 MiB", "memory", {"weights": 6214 * MIB}
     ),
     Said(

@@ -9,6 +9,7 @@ from dataclasses import replace
 from kvdoctor.advise import switches
 from kvdoctor.advise.frees import frees
 from kvdoctor.advise.moot import Seen, forced, moot
+from kvdoctor.advise.ways import way
 from kvdoctor.engines.base import COMMON_COMMANDS, Args, Command, Engine, Lever, in_range, lever_for
 from kvdoctor.facts import LEVERS, Fact, FactSet, How, Known
 from kvdoctor.findings import Action, Advice, Plan, Turn, Verdict, Watermark, WhatIf
@@ -86,7 +87,10 @@ def action(turn: Turn, checks: Sequence[str], setting: Setting) -> Action:
     """One lever in the engine's words; a flag this version does not have is never printed."""
     entry = _entry(turn.lever, setting)
     verify = "; ".join(checks)
-    freed = frees(turn.lever, turn.direction, setting.facts)
+    switched = entry is not None and turn.direction in entry.values
+    freed = frees(
+        turn.lever, turn.direction, setting.facts, of_free=entry is not None and entry.of_free, switched=switched
+    )
     if entry is None:
         said = f"{_words(turn)}: the engine is not known, so no flag can be named" + (f". {freed}" if freed else "")
         return Action(turn.lever, None, None, _target(turn), turn.direction, LEVERS[turn.lever], "", "", verify,
@@ -99,11 +103,17 @@ def action(turn: Turn, checks: Sequence[str], setting: Setting) -> Action:
         return Action(
             turn.lever, None, None, None, turn.direction, "", "", "", verify, entry.not_for[turn.direction], turn.why
         )
+    told = way(entry, turn.direction)
     if entry.inverse:
         turn = _inverted(turn)
+    elif entry.of_free:
+        # rules reckon in shares of the device; what a step of this one frees, the sentence about the bytes says
+        turn = replace(turn, to=None)
     elif entry.margin:
         # a share, and what a hundredth of it frees, are no amounts of this flag
         turn, freed = replace(turn, direction=OPPOSITE.get(turn.direction, turn.direction), to=None), ""
+    if no_room := _no_room(turn):
+        turn, freed = replace(turn, to=None), no_room
     now = _now(entry, setting)
     other = entry.flags.get(turn.direction)
     flag = other or entry.flag
@@ -118,9 +128,9 @@ def action(turn: Turn, checks: Sequence[str], setting: Setting) -> Action:
         start=now,
         to=to,
         direction=turn.direction,
-        effect=f"{entry.effect or LEVERS[turn.lever]} {freed}".strip(),
-        cost=entry.cost,
-        next_limit=entry.next_limit,
+        effect=f"{told.effect or LEVERS[turn.lever]} {freed}".strip(),
+        cost=told.cost,
+        next_limit=told.next_limit,
         verify=verify or entry.verify,
         instead=entry.instead if entry.flag is None else "",
         why=turn.why,
@@ -188,10 +198,27 @@ def _target(turn: Turn) -> str | None:
     if turn.unit == "1" and turn.direction == "down" and low >= SHARE_STEP:
         # shares are turned in hundredths, and a limit is rounded towards its safe side
         low, high = (math.floor(share / SHARE_STEP + 1e-9) * SHARE_STEP for share in (low, high))
-    text = f"{low:g}" if low == high else f"{low:g} to {high:g}"
+    text = _shown(low) if low == high else f"{_shown(low)} to {_shown(high)}"
     if turn.unit == "B":
         text = f"{low / 2**30:.2f} GiB"
     return f"about {text}" if turn.to.how != "measured" else text
+
+
+def _shown(value: float) -> str:
+    """A value to type: whole numbers in full, others with three digits, which is more than any of them is sure of."""
+    return f"{value:.0f}" if value.is_integer() else f"{value:.3g}"
+
+
+_LEAST_SHARE = 0.05
+
+
+def _no_room(turn: Turn) -> str:
+    """Why the share that was reckoned is no setting, where it is none; else nothing."""
+    if turn.lever != "kv.pool_share" or not isinstance(turn.to, Known) or isinstance(turn.to.hi, str):
+        return ""
+    if float(turn.to.hi) >= _LEAST_SHARE:
+        return ""
+    return "By these numbers next to nothing of the device is left for it: no value of it helps alone."
 
 
 def commands(names: Sequence[str], setting: Setting) -> tuple[str, ...]:
@@ -263,7 +290,9 @@ def _replayed(act: Action, simulated: Simulated) -> Action:
     if act.direction not in ("on", "off"):
         # a span that holds what is in force tells nothing about where to go
         wide = found.lo < found.hi and not found.lo <= found.present <= found.hi
-        to = f"about {found.value:g}" + (f" ({found.lo:g} to {found.hi:g} do as well)" if wide else "")
+        to = f"about {_shown(found.value)}" + (
+            f" ({_shown(found.lo)} to {_shown(found.hi)} do as well)" if wide else ""
+        )
     return replace(
         act, to=to, effect=f"{act.effect} {found.effect}".strip(), next_limit=found.next_limit or act.next_limit
     )

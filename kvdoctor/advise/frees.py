@@ -28,12 +28,18 @@ UNTOLD: Mapping[str, str] = {
 """Levers that free device memory, and the figure that would tell how much."""
 
 
-def frees(lever: str, direction: str, facts: FactSet) -> str:
-    """One sentence about the bytes the lever moves; empty where memory is not short or the lever frees none."""
+def frees(lever: str, direction: str, facts: FactSet, *, of_free: bool = False, switched: bool = False) -> str:
+    """One sentence about the bytes the lever moves; empty where memory is not short or the lever frees none.
+
+    ``of_free``: the engine's share is one of the memory free when the pool is laid out. ``switched``: its flag has states in
+    this direction, no amounts.
+    """
     if not _short(facts):
         return ""
     tell = _TELL.get(lever)
-    said = tell(direction, facts) if tell is not None else ""
+    said = _share(direction, facts, of_free) if lever == "kv.pool_share" else ""
+    if tell is not None and not (switched and tell is _peak):
+        said = tell(direction, facts)
     if not said and lever in UNTOLD and direction != "up":
         return f"How many bytes it frees is not known: nothing tells {UNTOLD[lever]}."
     return said
@@ -57,18 +63,30 @@ def _bytes(facts: FactSet, *names: str) -> float | None:
     return None
 
 
-def _share(direction: str, facts: FactSet) -> str:
+def _share(direction: str, facts: FactSet, of_free: bool) -> str:
     total = _bytes(facts, "mem.total")
     if total is None:
         return ""
-    step = _size(STEP * total)
+    base, at_most = (total, "") if not of_free else _free_base(total, facts)
+    step = _size(STEP * base)
     if direction == "up":
-        return f"Each {STEP:g} of it gives the engine {step} more."
+        return f"Each {STEP:g} of it gives the engine {at_most}{step} more."
     asked, free = _bytes(facts, "oom.requested"), facts.number("oom.free")
     if asked is None or free is None or asked <= free:
-        return f"Each {STEP:g} of it frees {step}."
-    steps = math.ceil((asked - free) / (STEP * total))
-    return f"Each {STEP:g} of it frees {step}; the failed request lacked {_size(asked - free)}: at least {steps * STEP:g} less."
+        return f"Each {STEP:g} of it frees {at_most}{step}."
+    steps = math.ceil((asked - free) / (STEP * base))
+    return (
+        f"Each {STEP:g} of it frees {at_most}{step}; the failed request lacked {_size(asked - free)}: "
+        f"at least {steps * STEP:g} less."
+    )
+
+
+def _free_base(total: float, facts: FactSet) -> tuple[float, str]:
+    """The memory that was free when the pool was laid out, and how sure that is: the pool tells it with its share."""
+    pool, share = _bytes(facts, "mem.kv_pool", "kv.pool_bytes"), _bytes(facts, "mem.fraction")
+    if pool is not None and share is not None and pool <= share * total:
+        return pool / share, ""
+    return total - min(_bytes(facts, "mem.weights") or 0.0, total / 2), "at most "
 
 
 def _graphs(direction: str, facts: FactSet) -> str:
@@ -111,7 +129,6 @@ def _layout(direction: str, facts: FactSet) -> str:
 
 
 _TELL: Mapping[str, Callable[[str, FactSet], str]] = {
-    "kv.pool_share": _share,
     "mem.graphs": _graphs,
     "mem.allocator_conf": _allocator,
     "sched.batch_tokens": _peak,

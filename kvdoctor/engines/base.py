@@ -227,6 +227,15 @@ COMMON_SERIES: tuple[Series, ...] = (
 
 
 @frozen
+class Way:
+    """What turning a lever in one direction does, costs, and runs into next; '' where the lever's own text holds."""
+
+    effect: str
+    cost: str
+    next_limit: str
+
+
+@frozen
 class Lever:
     """How this engine turns a lever, newest first.
 
@@ -236,7 +245,9 @@ class Lever:
     which this version refuses the flag. ``values`` gives the value of a flag that is no number, by direction (up, down, on, off);
     ``inverse``: the flag is one minus the lever (a limit of usage where the lever is a free share); ``margin``: the
     flag is an amount of memory left free of it, so it goes up where the lever goes down. ``flags``: another flag for a direction
-    (off, on), complete as it stands. ``not_for``: directions of the lever in which this flag helps nobody, each with what to do instead.
+    (off, on), complete as it stands. ``not_for``: directions of the lever in which this flag helps nobody, each with what to do instead. ``of_free``: a share of the
+    memory that is free when the pool is laid out, not of the device. ``ways``: effect, cost and next limit of a direction, where
+    the ones above describe the other (:mod:`kvdoctor.advise.ways` has them for levers that mean the same everywhere).
     """
 
     lever: str
@@ -256,6 +267,8 @@ class Lever:
     margin: bool = False
     flags: Mapping[str, str] = field(default_factory=dict)
     not_for: Mapping[str, str] = field(default_factory=dict)
+    of_free: bool = False
+    ways: Mapping[str, Way] = field(default_factory=dict)
 
 
 @frozen

@@ -261,6 +261,7 @@ _LEVERS: tuple[Lever, ...] = (
         "kv.pool_share",
         "--cache-max-entry-count",
         since="0.2.1",
+        of_free=True,
         default="0.8",
         setting="fraction",
         effect="Share of the memory left free after the weights that becomes KV pool.",

@@ -323,6 +323,14 @@ _TEMPLATES: tuple[LogTemplate, ...] = (
         note="the fraction is one of the memory left free, not of the device",
     ),
     LogTemplate(
+        "trt.start.fraction",
+        "args",
+        "fraction is set ",
+        r"fraction is set (?P<value>[\d.]+), kv size",
+        fields={"key": "free_gpu_memory_fraction"},
+        derive=_pair,
+    ),
+    LogTemplate(
         "trt.start.weights", "memory", "Loaded engine size:", r"Loaded engine size: (?P<weights__mib>[\d.]+) MiB"
     ),
     LogTemplate(
@@ -526,6 +534,7 @@ _LEVERS: tuple[Lever, ...] = (
     Lever(
         "kv.pool_share",
         _FRACTION,
+        of_free=True,
         default="0.9",
         setting="fraction",
         effect="Share of the memory left free after the weights that becomes KV pool.",

@@ -403,8 +403,8 @@ _LEVERS: tuple[Lever, ...] = (
         default="1.0",
         setting="fraction",
         effect="Share of the device the process may use, weights, activations and pool together.",
-        cost="A lower share makes the pool smaller.",
-        next_limit="pool size",
+        cost="A higher share leaves less for other processes.",
+        next_limit="device memory",
         verify="the line 'Setting max batch total tokens to'",
     ),
     Lever(
