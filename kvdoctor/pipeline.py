@@ -18,7 +18,7 @@ from kvdoctor.frozen import frozen
 from kvdoctor.normalise import Reader, glance, normalise
 from kvdoctor.readings import Intake, LogRun, Target
 from kvdoctor.rulebook.config import Config, apply_config
-from kvdoctor.rulebook.judge import choose, gravest, judge, settle
+from kvdoctor.rulebook.judge import choose, gravest, judge, settle, under_one_name
 from kvdoctor.rulebook.rule import Rule
 from kvdoctor.snapshot import Member, Snapshot
 
@@ -112,7 +112,7 @@ def _target(
     view: View, rules: Sequence[Rule], options: Options, intake: Intake, replayed: WhatIfResult | None
 ) -> TargetReport:
     verdicts = settle(judge(rules, view.facts, scope="target"), rules, options.config)
-    verdicts = _with_actions(verdicts, rules, _setting(view, view.facts, replayed))
+    verdicts = under_one_name(_with_actions(verdicts, rules, _setting(view, view.facts, replayed)), rules)
     return _report(view.target.name, view, verdicts, view.facts, intake)
 
 
@@ -365,7 +365,7 @@ def _group(
     if not fired:
         return None
     view = derived.views[-1]
-    verdicts = _with_actions(verdicts, rules, _setting(view, derived.group))
+    verdicts = under_one_name(_with_actions(verdicts, rules, _setting(view, derived.group)), rules)
     fired = [v for v in verdicts if v.state == "fires"]
     starts = [t.window.start for t in targets if t.window.start is not None]
     ends = [t.window.end for t in targets if t.window.end is not None]

@@ -17,8 +17,8 @@ from kvdoctor.findings import SEVERITIES, Evidence, Verdict
 from kvdoctor.rulebook import confidence
 from kvdoctor.rulebook.config import Config, Mute
 from kvdoctor.rulebook.expr import FALSE, TRUE, Threshold, parse_condition
-from kvdoctor.rulebook.judge import Judge, choose, gravest, judge, settle
-from kvdoctor.rulebook.rule import Rule, Scope, load_rules
+from kvdoctor.rulebook.judge import Judge, choose, gravest, judge, settle, under_one_name
+from kvdoctor.rulebook.rule import Rule, RuleError, Scope, check_set, load_rules
 
 LIMITS = """
 [thresholds]
@@ -192,6 +192,54 @@ def test_levels() -> None:
     on_group = {v.rule: v.state for v in judge(rules, values, scope="group")}
     assert on_target == {"some-rule": "fires", "other": "clear"}
     assert on_group == {"some-rule": "fires", "other": "fires", "third": "fires"}
+
+
+WHOLE = make("KV190", "whole", stage=2, when="oom.count > 0", top="misdiagnosis = 1")
+PART = make(
+    "KV191",
+    "part",
+    stage=2,
+    when='oom.site == "weights_load"',
+    top='misdiagnosis = 1\npart_of = "whole"\nmutes = ["whole"]',
+)
+EFFECT = make("KV790", "effect", stage=6, when="req.waiting > 0")
+
+
+@pytest.mark.parametrize(
+    ("site", "told"),
+    [("weights_load", [("whole", "KV190", PART.id)]), ("prefill", [("whole", "KV190", WHOLE.id)])],
+)
+def test_a_part_is_told_under_the_name_of_its_whole(site: str, told: list[tuple[str, str, str]]) -> None:
+    rules = [WHOLE, PART]
+    values = facts({"oom.count": 1, "oom.site": site})
+    out = under_one_name(settle(judge(rules, values), rules), rules)
+    by_title = {rule.title: rule.id for rule in rules}
+    assert [(v.rule, v.id, by_title[v.title]) for v in out if v.state == "fires"] == told
+    assert len(out) == 1, "of a whole and its parts one is left"
+
+
+def test_who_is_muted_by_a_part_names_the_whole_and_a_mute_of_the_whole_holds_for_its_parts() -> None:
+    part = replace(PART, mutes=("whole", "effect"))
+    rules = [WHOLE, part, EFFECT]
+    values = facts({"oom.count": 1, "oom.site": "weights_load", "req.waiting": 3})
+    out = under_one_name(settle(judge(rules, values), rules), rules)
+    assert {v.rule: v.muted_by for v in out} == {"whole": None, "effect": "whole"}
+    config = Config(mutes=(Mute("KV190", date(2030, 1, 1), "known", "test"),))
+    out = under_one_name(settle(judge(rules, values), rules, config), rules)
+    assert {v.rule: v.muted_by for v in out} == {"whole": "settings", "effect": None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"part_of": "hole"}, "unknown rule hole"),
+        ({"mutes": ()}, "mutes must name whole"),
+        ({"stage": 3}, "stage, misdiagnosis and scope"),
+    ],
+)
+def test_a_part_belongs_to_a_rule_of_its_kind(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(RuleError, match=message):
+        check_set([WHOLE, replace(PART, **changes)])  # type: ignore[arg-type]
 
 
 FACT_NAMES = ("req.waiting", "kv.usage_max", "preempt.count", "kv.pressure")

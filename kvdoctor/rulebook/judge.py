@@ -346,7 +346,8 @@ def settle(verdicts: Sequence[Verdict], rules: Sequence[Rule], config: Config | 
     out = {verdict.rule: verdict for verdict in _exclude(verdicts)}
     for mute in config.mutes if config is not None else ():
         for name, verdict in out.items():
-            if mute.rule in (verdict.rule, verdict.id):
+            whole = by_name.get(by_name[name].part_of) if name in by_name else None
+            if mute.rule in (verdict.rule, verdict.id, *((whole.name, whole.id) if whole is not None else ())):
                 reason = f"{mute.why} (until {mute.until}, {mute.origin})"
                 out[name] = replace(verdict, muted_by="settings", mute_reason=reason)
     # only a fired rule mutes, so only those have to be put in order
@@ -369,6 +370,32 @@ def settle(verdicts: Sequence[Verdict], rules: Sequence[Rule], config: Config | 
 @lru_cache(maxsize=16)
 def _relations(rules: tuple[Rule, ...]) -> tuple[Mapping[str, Rule], Mapping[str, tuple[str, ...]]]:
     return {rule.name: rule for rule in rules}, {rule.name: mute_targets(rule, rules) for rule in rules}
+
+
+def under_one_name(verdicts: Sequence[Verdict], rules: Sequence[Rule]) -> list[Verdict]:
+    """Settled verdicts with the parts told under the name and id of their whole: of a whole and its parts one is left.
+
+    That is the part that stands, else the whole. Who was muted by a part names the whole.
+    """
+    by_name, _ = _relations(tuple(rules))
+    wholes = {rule.name: by_name[rule.part_of] for rule in rules if rule.part_of in by_name}
+    stands = {v.rule: v.state == "fires" and v.muted_by is None for v in verdicts}
+    told = {whole.name: name for name, whole in wholes.items() if stands.get(name)}
+    out: list[Verdict] = []
+    for verdict in verdicts:
+        whole = wholes.get(verdict.rule)
+        if told.get(whole.name if whole is not None else verdict.rule, verdict.rule) != verdict.rule:
+            continue
+        if whole is not None:
+            if not stands[verdict.rule]:
+                continue
+            verdict = replace(verdict, rule=whole.name, id=whole.id)
+        if verdict.muted_by in wholes:
+            verdict = replace(verdict, muted_by=wholes[verdict.muted_by].name)
+        if verdict.advice_muted_by in wholes:
+            verdict = replace(verdict, advice_muted_by=wholes[verdict.advice_muted_by].name)
+        out.append(verdict)
+    return out
 
 
 def _causes_first(edges: Mapping[str, Sequence[str]]) -> list[str]:

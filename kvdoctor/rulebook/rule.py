@@ -50,6 +50,7 @@ _TOP = (
     "scope",
     "fallback",
     "gated",
+    "part_of",
     "mutes",
     "mutes_advice",
     "min_events",
@@ -155,7 +156,8 @@ class Rule:
     """One rule, one verdict. ``applies`` and ``when`` are the raw expression texts.
 
     ``scopes`` holds ``target``, ``group`` or both; ``group_applies`` and ``group_when`` replace the expressions on a group when
-    given. ``gated``: on a target the fact ``kv.pressure`` is and-ed into ``applies``.
+    given. ``gated``: on a target the fact ``kv.pressure`` is and-ed into ``applies``. ``part_of`` names a rule whose verdict this
+    one is a special case of: it has words and levers of its own and is told under the name and id of the other.
     """
 
     id: str
@@ -175,6 +177,7 @@ class Rule:
     scopes: tuple[Scope, ...] = ("target",)
     fallback: bool = False
     gated: bool = False
+    part_of: str = ""
     mutes: tuple[str, ...] = ()
     mutes_advice: tuple[str, ...] = ()
     min_events: MinEvents | None = None
@@ -455,6 +458,7 @@ def parse_rule(text: str, file: str, *, shipped: bool = False) -> Rule:
         scopes=scopes,
         fallback=top.boolean("fallback", False),
         gated=gated,
+        part_of=top.string("part_of", ""),
         mutes=top.strings("mutes"),
         mutes_advice=top.strings("mutes_advice"),
         min_events=_min_events(top),
@@ -705,10 +709,26 @@ def set_errors(rules: Sequence[Rule]) -> Iterator[RuleError]:
             for name in getattr(rule, key):
                 if name not in by_name:
                     yield RuleError(rule.file, rule.line(key), key, _unknown_rule(name, by_id, by_name))
+    for rule in rules:
+        if rule.part_of:
+            wrong = _no_part(rule, by_id, by_name)
+            if wrong:
+                yield RuleError(rule.file, rule.line("part_of"), "part_of", wrong)
     cycle = find_cycle({rule.name: mute_targets(rule, rules) for rule in by_name.values()})
     if cycle:
         first = by_name[cycle[0]]
         yield RuleError(first.file, first.line("mutes"), "mutes", f"a cycle of mutes: {' > '.join(cycle)}")
+
+
+def _no_part(rule: Rule, by_id: Mapping[str, Rule], by_name: Mapping[str, Rule]) -> str:
+    whole = by_name.get(rule.part_of)
+    if whole is None:
+        return _unknown_rule(rule.part_of, by_id, by_name)
+    if whole.part_of:
+        return f"{whole.name} is itself a part of {whole.part_of}"
+    if (whole.stage, whole.misdiagnosis, whole.scopes) != (rule.stage, rule.misdiagnosis, rule.scopes):
+        return f"stage, misdiagnosis and scope must be those of {whole.name}"
+    return "" if whole.name in rule.mutes else f"mutes must name {whole.name}: one of the two is told"
 
 
 def _unknown_rule(name: str, by_id: Mapping[str, Rule], by_name: Mapping[str, Rule]) -> str:
