@@ -312,6 +312,8 @@ def test_command_lines() -> None:
     assert args["metrics"] == "True"
     assert [args[name] for name in llamacpp.CANONICAL["kv_dtype"]] == ["q8_0"]
     assert llamacpp.ENGINE.parse_args("-n -1 --parallel=2") == {"predict": "-1", "parallel": "2"}
+    # left to the server: nothing that could be lowered
+    assert llamacpp.ENGINE.parse_args("-c 0 -np -1 -ngl auto --metrics") == {"metrics": "True"}
 
 
 @given(st.text(max_size=300))

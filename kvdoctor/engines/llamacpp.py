@@ -285,8 +285,18 @@ def parse_args(text: str) -> Args:
                 index += 1
         if value == "True" and name.startswith("no_"):
             name, value = name[3:], "False"
-        args.setdefault(_LONG.get(name, name), value)
+        name = _LONG.get(name, name)
+        if value not in _AUTOMATIC.get(name, ()):
+            args.setdefault(name, value)
     return args or _argtext.nested(text)
+
+
+_AUTOMATIC: Mapping[str, tuple[str, ...]] = {
+    "ctx_size": ("0",),
+    "parallel": ("-1", "0"),
+    "n_gpu_layers": ("-1", "auto"),
+}
+"""Values that leave the choice to the server: no setting that could be raised or lowered."""
 
 
 def _never_preempts(version: str | None, args: Args) -> bool | None:
