@@ -821,6 +821,9 @@ _ROWS = (
     ),
     _f("start.negative_kv", "bool", "r", "s", "memory left for the KV pool came out negative", combine="max"),
     _f(
+        "start.length_cut", "bool", "r", "s", "the engine cut the longest request to what the pool holds", combine="max"
+    ),
+    _f(
         "mem.twin_workers",
         "count",
         "g",
@@ -1047,8 +1050,20 @@ _ROWS = (
     _f("group.pd_prefill_waiting", "count", "x", "w", "disaggregated: most requests waiting at the prefill servers"),
     _f("model.loads", "count", "t", "w", "model loads and reloads in the log, those after a pause apart"),
     _f("model.loads_per_request", "ratio", "t", "w", "model (re)loads / requests"),
-    _f("model.device_share", "1", "t", "s", "layers of the model on a device / all of them; bytes where only those are told"),
-    _f("prefix.states_lost", "count", "t", "w", "prompts computed in full because window or recurrent layers kept no state"),
+    _f(
+        "model.device_share",
+        "1",
+        "t",
+        "s",
+        "layers of the model on a device / all of them; bytes where only those are told",
+    ),
+    _f(
+        "prefix.states_lost",
+        "count",
+        "t",
+        "w",
+        "prompts computed in full because window or recurrent layers kept no state",
+    ),
     _f("prefix.states_lost_share", "1", "t", "w", "such prompts / requests"),
     _f(
         "telemetry.na_readings",

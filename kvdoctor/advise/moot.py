@@ -68,6 +68,7 @@ def forced(action: Action, seen: Seen) -> Action | None:
 _FORCED = "It fixes the size of the pool, so neither the engine's share of the device nor a smaller data type changes it: remove it, or turn it."
 _FIXED: Mapping[str, tuple[str, ...]] = {
     "pool_blocks": ("kv.pool_share", "kv.dtype"),
+    "pool_tokens": ("kv.pool_share", "kv.dtype"),
     # so many bytes hold more tokens of a smaller type
     "pool_bytes": ("kv.pool_share",),
 }

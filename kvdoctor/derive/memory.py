@@ -275,6 +275,9 @@ def _ooms(view: View) -> None:
             "oom.before_serving",
             Unknown("the log shows neither the start nor any request", "give the log from the start of the server"),
         )
+    if site == "prefill" and _is_true(facts["oom.before_serving"]) and _is_true(facts["oom.fragmented"]):
+        # nothing has grown and shrunk yet in the first steps of a warm-up: what is reserved and unused is their own
+        facts.set("oom.fragmented", measured(False, "e", source, note="a first warm-up"))
     begun = [e for e in run.events if e.event == "graphs_begin" and e.line < event.line]
     done = [e for e in run.events if e.event == "graphs_end" and e.line < event.line]
     pool = [e for e in run.events if e.event in ("pool", "concurrency") and e.line < event.line]
@@ -458,6 +461,10 @@ def _starts(view: View) -> None:
     facts = view.facts
     errors = view.target.events("start_error")
     logs = bool(view.target.logs)
+    if logs:
+        cut = [(run, event) for run, event in view.target.events("concurrency") if event.fields.get("cut")]
+        origin = cut[-1][0].source(cut[-1][1]) if cut else view.target.logs[0].origin
+        facts.set("start.length_cut", measured(bool(cut), "s", origin))
     if not errors:
         if logs:
             facts.set("start.error", measured("none", "s", view.target.logs[0].origin))
@@ -526,6 +533,9 @@ def _starts(view: View) -> None:
     if available and available[-1][2] < 0:
         facts.set("start.negative_kv", measured(True, "s", available[-1][0].source(available[-1][1])))
         facts.set("start.have_bytes", measured(available[-1][2], "s", available[-1][0].source(available[-1][1])))
+    elif any(other.fields.get("empty") is True for _, other in errors):
+        # how much is missing is not said
+        facts.set("start.negative_kv", measured(True, "s", source))
     elif available or merged.get("have", 0.0) > 0 or merged.get("tokens_have", 0.0) > 0:
         facts.set(
             "start.negative_kv",

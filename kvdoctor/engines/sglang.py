@@ -466,9 +466,12 @@ TEMPLATES: tuple[LogTemplate, ...] = (
     LogTemplate("sgl.start.not_enough", "start_error", "--mem-fraction-static",
                 r"Not enough memory\. Please try to increase --mem-fraction-static"
                 r"(?:\.? Current value: [\w.]{0,40}mem_fraction_static=(?P<fraction>\d\.\d+))?",
-                fields={"error": "pool_too_small"}),
+                fields={"error": "pool_too_small", "empty": True}),
     LogTemplate("sgl.start.pool_zero", "start_error", "Memory pool size is too small", r"Memory pool size is too small",
                 fields={"error": "pool_too_small"}),
+    LogTemplate("sgl.start.host_pool", "start_error", "Not enough host memory available",
+                rf"(?P<text>Not enough host memory available\. Requesting {_NUMBER} GB but only have {_NUMBER} GB free)",
+                fields={"error": "config_refused"}, note="the host part of a hierarchical cache is larger than what the host has free"),
     LogTemplate("sgl.start.unbalanced", "start_error", "memory capacity is unbalanced",
                 r"memory capacity is unbalanced\. Some GPUs may be occupied by other processes\."
                 + _optional(rf"min_per_gpu_memory=(?P<have__gib>{_NUMBER})", rf"local_gpu_memory=(?P<need__gib>{_NUMBER})"),

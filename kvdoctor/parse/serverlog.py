@@ -70,7 +70,7 @@ EVENTS: Mapping[str, str] = {
     "max_running, max_model_len, slots, slot_tokens, unified, device, "
     "profiled_blocks (before an override), host (bool: the pool is in host memory), block_bytes, "
     "sequence_blocks (blocks of the longest request)",
-    "concurrency": "largest concurrency; fields: length (tokens per request), ratio",
+    "concurrency": "largest concurrency; fields: length (tokens per request), ratio, cut (bool: the length was cut to what fits)",
     "memory": "a part of the memory budget; fields: weights, activations, graphs, non_torch, kv_pool, total, budget, "
     "fraction, free (all bytes, fraction as 0..1), secondary_pool, host_pool, device, stage (when it was measured), "
     "consumed (weights + non_torch in one figure), peak_torch (weights + activations in one figure), "
@@ -99,7 +99,7 @@ EVENTS: Mapping[str, str] = {
     "context_limit": "prompt exceeds the context; fields: n_tokens, n_ctx, id, truncated",
     "start_error": "the engine refuses to start; fields: error (start.error value), need, have, total, fraction, free, "
     "free_initial, tokens_need, tokens_have, text, "
-    "used, used_initial (bytes)",
+    "used, used_initial (bytes), empty (bool: nothing at all is left for the pool)",
     "warmup": "sampler or model warm-up; fields: requests, sampler (bool)",
     "multimodal_profile": "multi-modal profiling reserves memory; fields: tokens, limit",
     "hybrid_disabled": "KV of sliding or hybrid layers is booked as full attention",
