@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvdoctor.advise import Setting, action
+from kvdoctor.advise import Setting, action, with_actions
 from kvdoctor.engines import llamacpp, ollama
 from kvdoctor.engines.base import ROLES, Engine, engines, gap_for, in_range, lever_for
 from kvdoctor.facts import LEVERS, Fact, FactSet, measured
-from kvdoctor.findings import Action, Turn
+from kvdoctor.findings import Action, Advice, Turn, Verdict
 from kvdoctor.parse.serverlog import EVENTS, Matcher
 
 SERVER = Matcher(llamacpp.ENGINE.templates)
@@ -530,6 +530,18 @@ def test_what_is_left_free_grows_where_the_share_shrinks(engine: Engine, version
     assert larger.flag is None
     assert larger.start is None
     assert "cache type" in larger.instead
+
+
+@pytest.mark.parametrize("engine", [llamacpp.ENGINE, ollama.ENGINE], ids=lambda e: e.name)
+def test_a_context_that_was_given_overrules_nothing(engine: Engine) -> None:
+    """The pool is so many tokens in any case: a smaller type makes it smaller, a larger context does not."""
+    turns = (Turn("kv.dtype", "set", "an 8-bit type", "1", "why"), Turn("kv.pool_share", "up", None, "1", "why"))
+    setting = Setting(engine, None, {"ctx_size": "65536"}, FactSet())
+    verdict = Verdict("rule", "KV999", "fires", "title", "high", 2, None, False)
+    small, share = with_actions(verdict, Advice(turns, (), (), {}), setting).actions
+    assert (small.lever, small.to) == ("kv.dtype", "an 8-bit type")
+    assert share.flag is None
+    assert share.effect == LEVERS["kv.pool_share"]
 
 
 def test_memory_left_free_is_no_share_of_the_pool_kept_free() -> None:

@@ -100,9 +100,8 @@ def action(turn: Turn, checks: Sequence[str], setting: Setting) -> Action:
         return Action(turn.lever, None, None, None, turn.direction, entry.effect, entry.cost, "", verify,
                       f"{entry.flag} is refused by this version beside {entry.refused_with.replace('_', ' ')}: leave it", turn.why)  # fmt: skip
     if turn.direction in entry.not_for:
-        return Action(
-            turn.lever, None, None, None, turn.direction, "", "", "", verify, entry.not_for[turn.direction], turn.why
-        )
+        return Action(turn.lever, None, None, None, turn.direction, LEVERS[turn.lever], "", "", verify,
+                      entry.not_for[turn.direction], turn.why)  # fmt: skip
     told = way(entry, turn.direction)
     if entry.inverse:
         turn = _inverted(turn)

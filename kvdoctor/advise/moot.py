@@ -40,7 +40,11 @@ def moot(turn: Turn, seen: Seen) -> bool:
 
 def forced(action: Action, seen: Seen) -> Action | None:
     """The setting that fixes the pool's size, in place of a share or data type that does nothing beside it."""
-    if action.lever not in ("kv.pool_share", "kv.dtype"):
+    if action.lever not in ("kv.pool_share", "kv.dtype") or seen.engine is None:
+        return None
+    share = lever_for(seen.engine, "kv.pool_share", seen.version)
+    if share is None or share.flag is None or share.margin:
+        # here the pool is a number of tokens by nature: nothing is overruled by it, and a smaller type makes it fit
         return None
     for name, fixes in _FIXED.items():
         if seen.setting(name) is None or action.lever not in fixes or seen.engine is None:
