@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from kvdoctor.redact import words
 
@@ -177,25 +177,48 @@ class Origins:
         return self._names[origin]
 
 
-_TIMED = re.compile(r"^(.*?)([0-9]{9,13}(?:\.[0-9]{1,9})?)(?:\.[a-z]{1,8}){0,2}$", re.S)
+_END = r"(?:\.[a-z]{1,8}){0,2}$"
+_TIMED = re.compile(
+    r"^(.*?)([0-9]{9,13}(?:\.[0-9]{1,9})?|20[0-9]{2}-?[0-9]{2}-?[0-9]{2}[T_-]?[0-9]{2}[-:_]?[0-9]{2}[-:_]?[0-9]{2}Z?)"
+    + _END,
+    re.S,
+)
+_COUNTED = re.compile(r"^(.*?)([0-9]{1,6})" + _END, re.S)
 
 
 def _series(origins: Iterable[str]) -> dict[str, str]:
-    """Files named by time of which one folder holds several series: ``2-1795957400`` is a page of the second."""
-    found: dict[str, dict[str, list[tuple[str, str]]]] = {}
-    for origin in sorted(set(origins)):
-        timed = _TIMED.match(origin)
-        if timed and not _URL.match(origin):
-            found.setdefault(os.path.dirname(origin), {}).setdefault(timed.group(1), []).append(
-                (origin, timed.group(2))
-            )
-    return {
+    """Files named by time of which one folder holds several series: ``2-1795957400`` is a page of the second.
+
+    Series that are counted alike instead (pod-a_1, pod-b_1) keep their places: ``2-1`` is the first page of the second.
+    """
+    names = sorted({origin for origin in origins if not _URL.match(origin)}, key=_natural)
+    timed = {
         origin: f"-{number}-{time}"
-        for parts in found.values()
-        if len(parts) > 1 and all(len({t for _, t in files}) == len(files) for files in parts.values())
-        for number, files in enumerate(parts.values(), 1)
+        for parts in _parts(names, _TIMED)
+        if all(len({t for _, t in files}) == len(files) for files in parts)
+        for number, files in enumerate(parts, 1)
         for origin, time in files
     }
+    counted = {
+        origin: f"-{number}-{place}"
+        for parts in _parts([name for name in names if name not in timed], _COUNTED)
+        if len(parts[0]) > 1 and all([n for _, n in files] == [n for _, n in parts[0]] for files in parts)
+        for number, files in enumerate(parts, 1)
+        for place, (origin, _) in enumerate(files, 1)
+    }
+    return timed | counted
+
+
+def _parts(names: Iterable[str], pattern: re.Pattern[str]) -> Iterator[list[list[tuple[str, str]]]]:
+    """Folder by folder, the series of names with what ends each name; folders with one series are left out."""
+    found: dict[str, dict[str, list[tuple[str, str]]]] = {}
+    for name in names:
+        match = pattern.match(name)
+        if match:
+            found.setdefault(os.path.dirname(name), {}).setdefault(match.group(1), []).append((name, match.group(2)))
+    for parts in found.values():
+        if len(parts) > 1:
+            yield list(parts.values())
 
 
 def _natural(text: str) -> list[tuple[int, int, str]]:
