@@ -143,7 +143,10 @@ def _entry(lever: str, setting: Setting) -> Lever | None:
         found = lever_for(beside, lever, None)
         if found is not None:
             return found
-    return lever_for(setting.engine, lever, setting.version) if setting.engine is not None else None
+    if setting.engine is None:
+        return None
+    fork = (e for e in setting.engine.levers if e.lever == lever and e.only_with and e.only_with in setting.args)
+    return next(fork, None) or lever_for(setting.engine, lever, setting.version)
 
 
 def _inverted(turn: Turn) -> Turn:

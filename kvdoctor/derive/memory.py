@@ -219,19 +219,6 @@ def _ooms(view: View) -> None:
     if total is not None:
         facts.set("mem.total", measured(total, "e", source))
     asked, stuck = event.number("requested"), event.number("unallocated")
-    if asked is not None and stuck is not None and total is not None:
-        split = stuck >= asked and stuck >= FRAGMENT_SHARE * total
-        near = split and stuck < FRAGMENT_SURE * asked
-        facts.set(
-            "oom.fragmented",
-            estimated(split, "e", source, note="hardly more than was asked for: the device is full as well")
-            if near
-            else measured(split, "e", source),
-        )
-    elif asked is not None and stuck is not None and stuck < asked:
-        facts.set("oom.fragmented", measured(False, "e", source))
-    else:
-        facts.set("oom.fragmented", Unknown("the message does not give what is reserved and unallocated"))
     if stuck is not None:
         facts.set("mem.allocator_gap", measured(stuck, "e", source))
     if event.text("wording") == "torch-fraction":
@@ -275,9 +262,7 @@ def _ooms(view: View) -> None:
             "oom.before_serving",
             Unknown("the log shows neither the start nor any request", "give the log from the start of the server"),
         )
-    if site == "prefill" and _is_true(facts["oom.before_serving"]) and _is_true(facts["oom.fragmented"]):
-        # nothing has grown and shrunk yet in the first steps of a warm-up: what is reserved and unused is their own
-        facts.set("oom.fragmented", measured(False, "e", source, note="a first warm-up"))
+    facts.set("oom.fragmented", _fragmented(facts, event, total, source))
     begun = [e for e in run.events if e.event == "graphs_begin" and e.line < event.line]
     done = [e for e in run.events if e.event == "graphs_end" and e.line < event.line]
     pool = [e for e in run.events if e.event in ("pool", "concurrency") and e.line < event.line]
@@ -294,6 +279,20 @@ def _ooms(view: View) -> None:
     spread = _fullest(view, events)
     if spread is not None:
         facts.set("oom.on_fullest_rank", spread)
+
+
+def _fragmented(facts: FactSet, event: LogEvent, total: float | None, source: str) -> Fact:
+    """Whether what is reserved and unused is cut into pieces: enough of it for the request, and more than a trifle."""
+    asked, stuck = event.number("requested"), event.number("unallocated")
+    if asked is None or stuck is None or (total is None and stuck >= asked):
+        return Unknown("the message does not give what is reserved and unallocated")
+    if stuck < asked or stuck < FRAGMENT_SHARE * (total or 0.0):
+        return measured(False, "e", source)
+    if facts.text("oom.site") == "prefill" and _is_true(facts["oom.before_serving"]):
+        return measured(False, "e", source, note="a first warm-up: nothing has grown and shrunk yet")
+    if stuck < FRAGMENT_SURE * asked:
+        return estimated(True, "e", source, note="hardly more than was asked for: the device is full as well")
+    return measured(True, "e", source)
 
 
 def _serving_error(run: LogRun, event: LogEvent) -> bool:
@@ -782,10 +781,34 @@ def _foreign(view: View, host: HostReadings, processes: list[tuple[GpuProcess, s
         facts.set("mem.foreign", known)
     elif (taken := _taken_before(facts)) is not None:
         facts.set("mem.foreign", taken)
+    elif (neighbours := _neighbours(view, processes)) is not None:
+        facts.set("mem.foreign", neighbours)
     elif "oom.foreign" in facts and not (processes or listed):
         facts.set("mem.foreign", facts["oom.foreign"])
     elif processes or listed:
         facts.set("mem.foreign", Unknown(_why_not_told_apart(processes, own), HOST_LIST))
+
+
+def _neighbours(view: View, processes: list[tuple[GpuProcess, str]]) -> Known | None:
+    """What others hold at least and at most, where one device is listed and this server can only be one of its programs."""
+    places = {(p.gpu_index, p.gpu_uuid, p.gpu_pci) for p, _ in processes}
+    if len(places) != 1 or len(view.devices) > 1:
+        return None
+    programs: dict[str, float] = {}
+    for process, _ in processes:
+        # a display, or a front end that only opened the device, is no neighbour
+        if not isinstance(process.used, Unread) and process.used > CROWDED:
+            if isinstance(process.name, Unread):
+                return None
+            # processes of one name may be the ranks or runners of one server
+            programs[process.name] = programs.get(process.name, 0.0) + float(process.used)
+    if len(programs) < 2:
+        return None
+    whole = math.fsum(programs.values())
+    return Known(
+        whole - max(programs.values()), whole - min(programs.values()), "bound", "i", processes[0][1],
+        f"{len(programs)} programs on the device, and this server is one of them at most",
+    )  # fmt: skip
 
 
 def _taken_before(facts: FactSet) -> Known | None:

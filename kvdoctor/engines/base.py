@@ -248,6 +248,7 @@ class Lever:
     (off, on), complete as it stands. ``not_for``: directions of the lever in which this flag helps nobody, each with what to do instead. ``of_free``: a share of the
     memory that is free when the pool is laid out, not of the device. ``ways``: effect, cost and next limit of a direction, where
     the ones above describe the other (:mod:`kvdoctor.advise.ways` has them for levers that mean the same everywhere).
+    ``only_with``: an entry for a fork, taken where an argument was seen that only the fork has.
     """
 
     lever: str
@@ -268,6 +269,7 @@ class Lever:
     flags: Mapping[str, str] = field(default_factory=dict)
     not_for: Mapping[str, str] = field(default_factory=dict)
     of_free: bool = False
+    only_with: str = ""
     ways: Mapping[str, Way] = field(default_factory=dict)
 
 
@@ -444,7 +446,7 @@ def engines() -> Mapping[str, Engine]:
 
 def lever_for(engine: Engine, lever: str, version: str | None) -> Lever | None:
     """The entry of ``lever`` that holds for ``version``; an unknown version gets the newest entry."""
-    entries: Sequence[Lever] = [entry for entry in engine.levers if entry.lever == lever]
+    entries: Sequence[Lever] = [entry for entry in engine.levers if entry.lever == lever and not entry.only_with]
     for entry in entries:
         if in_range(version, entry.since, entry.until) in (True, None):
             return entry

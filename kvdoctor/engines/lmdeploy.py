@@ -120,6 +120,7 @@ _TEMPLATES: tuple[LogTemplate, ...] = (
         "concurrency",
         "No enough blocks for `session_len`",
         r"No enough blocks for `session_len` \((?P<length>\d+)\), `session_len` truncated to (?P<fits>\d+)",
+        fields={"cut": True},
         derive=_session_ratio,
         note="the pool cannot hold one longest request; the engine cuts the length and starts all the same",
     ),

@@ -344,6 +344,7 @@ _TEMPLATES: tuple[LogTemplate, ...] = (
         "concurrency",
         "exceeds upper bound",
         r"Attention window size (?P<length>\d+) exceeds upper bound (?P<fits>\d+) for available blocks",
+        fields={"cut": True},
         derive=_window_ratio,
         note="the pool cannot hold one longest request; the engine cuts the length and starts all the same",
     ),

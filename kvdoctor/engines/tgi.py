@@ -148,7 +148,9 @@ def _asked_total(fields: dict[str, object]) -> dict[str, object]:
 def _method_site(fields: dict[str, object]) -> dict[str, object]:
     """Where it died; the warm-up runs one prefill of the full budget."""
     site = _SITES.get(str(fields.get("method")))
-    return {**fields, "site": site} if site else fields
+    # nobody is served while a warm-up runs
+    warming = {"start": True} if fields.get("method") == "Warmup" else {}
+    return {**fields, **warming, "site": site} if site else fields
 
 
 _TEMPLATES: tuple[LogTemplate, ...] = (
@@ -502,6 +504,18 @@ _LEVERS: tuple[Lever, ...] = (
     ),
     Lever("mem.lora_slots", None, until="2.0", instead="Adapters came with 2.1; lorax has --max-active-adapters."),
     Lever(
+        "mem.lora_slots",
+        "--max-active-adapters",
+        default="128",
+        setting="lora",
+        effect="Adapters that are on the device at a time (lorax). --adapter-memory-fraction, in releases that have it, sets "
+        "memory aside for them before the pool takes the rest: raise that where the adapters in use do not fit.",
+        cost="Requests for other adapters wait until theirs is exchanged; memory set aside is taken from the pool.",
+        next_limit="adapters that wait for an exchange",
+        verify="the line 'Setting max batch total tokens to', and no device OOM while adapters are loaded",
+        only_with="max_active_adapters",
+    ),
+    Lever(
         "mem.multimodal_limit",
         None,
         instead="Limit images per request in the gateway and lower --max-batch-prefill-tokens: image tokens count as prompt.",
@@ -519,6 +533,17 @@ _LEVERS: tuple[Lever, ...] = (
     Lever(
         "mem.allocator_conf",
         "PYTORCH_CUDA_ALLOC_CONF",
+        until="1.1",
+        values={"set": "max_split_size_mb:128"},
+        effect="Blocks above that size are not split, so large pieces stay whole; torch 2.0 has no expandable segments.",
+        cost="Large blocks that are partly used waste the rest.",
+        next_limit="device memory",
+        verify="reserved memory beside allocated memory in the next OOM line",
+    ),
+    Lever(
+        "mem.allocator_conf",
+        "PYTORCH_CUDA_ALLOC_CONF",
+        since="1.2",
         effect="expandable_segments:True lets torch use memory it has reserved in pieces.",
         cost="A small cost when segments are mapped.",
         next_limit="device memory",
