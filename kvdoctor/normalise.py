@@ -10,6 +10,7 @@ import math
 import os
 import re
 import zlib
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
@@ -938,6 +939,7 @@ def _zone_off(pieces: Sequence[LogRun], years: int, dated: Sequence[Scrape]) -> 
     ]  # fmt: skip
     if not lines or len(seen) < 2:
         return 0.0
+    lines.sort(key=lambda line: line[0])
     steps = int(FARTHEST_ZONE_S / ZONE_STEP_S)
     fits = [step * ZONE_STEP_S for step in range(-steps, steps + 1) if _says_the_same(lines, seen, step * ZONE_STEP_S)]
     return fits[0] if len(fits) == 1 else 0.0
@@ -951,20 +953,29 @@ _Said = tuple[float, float | None, float | None]
 
 
 def _says_the_same(lines: Sequence[_Said], seen: Sequence[_Said], shift: float) -> bool:
-    """Every scrape but one at most has a line within a few seconds, and these agree in running requests and usage."""
-    compared = 0
+    """Every scrape but one at most has a line within a few seconds, and these agree in running requests and usage.
+
+    ``lines`` are in order of time: a window holds hundreds of them and of scrapes, and fifty shifts are tried.
+    """
+    alone = 0
     for time, running, usage in seen:
-        near = [line for line in lines if abs(line[0] + shift - time) <= LINE_EVERY_S]
+        first = bisect_left(lines, time - shift - LINE_EVERY_S, key=_time_of)
+        near = lines[first : bisect_right(lines, time - shift + LINE_EVERY_S, lo=first, key=_time_of)]
         if not near:
-            continue
-        if not any(
+            alone += 1
+            if alone > 1:
+                return False
+        elif not any(
             a is not None and running is not None and abs(a - running) <= max(2.0, 0.1 * running)
             and b is not None and usage is not None and abs(b - usage) <= 0.05
             for _, a, b in near
         ):  # fmt: skip
             return False
-        compared += 1
-    return compared >= max(2, len(seen) - 1)
+    return len(seen) - alone >= 2
+
+
+def _time_of(said: _Said) -> float:
+    return said[0]
 
 
 def _moved(run: LogRun, years: int, shift: float) -> LogRun:
