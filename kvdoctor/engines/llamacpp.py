@@ -388,8 +388,8 @@ LEVERS: tuple[Lever, ...] = (
         "kv.pool_share", "--fit-target MIB", since="7500", default="1024", setting="fit_target", margin=True,
         values={"up": "1024 and what was short"},
         not_for={
-            "up": "the pool is -c tokens, however much is free: fewer layers on the device (-ngl), a smaller cache type (-ctk, -ctv) "
-            "or fewer slots (-np) make room for it",
+            "up": "the pool is -c tokens, however much is free: a smaller cache type (-ctk, -ctv) or fewer layers on the device (-ngl) "
+            "make room for it",
         },
         effect="What is not set by hand (-c, -ngl) is reduced until this much memory stays free.",
         cost="A smaller context or layers on the CPU.", next_limit="the context, or CPU speed",
@@ -461,6 +461,7 @@ LEVERS: tuple[Lever, ...] = (
     Lever("mem.allocator_conf", None, instead="buffers are allocated once at start; there is no caching allocator to tune"),
     Lever("mem.process_cap", None, instead="limit what is used by -ngl (layers on the device), -c and --fit-target"),
     Lever("topo.tp", "--split-mode row --tensor-split A,B", default="layer", setting="split_mode",
+          values={"up": "a part for each device", "down": "one device"},
           effect="Weights and pool are spread over devices.", cost="Devices exchange data.", next_limit="communication",
           verify="a KV buffer size line for each device (--verbose)"),
     Lever("topo.dp", None, instead="start several servers and put a proxy in front"),
