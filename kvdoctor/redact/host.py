@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from email.utils import format_datetime
@@ -76,7 +77,9 @@ def gpu(report: GpuReport, veil: Veil) -> bytes:
     if not rows and not report.processes_listed:
         lines.append("memory.used, memory.total")
     lines += _tables(rows)
-    apps = [_process_row(process, veil) for process in report.processes]
+    names = {process.name for process in report.processes if not isinstance(process.name, Unread)}
+    alike = Counter(veil.command(name) for name in names)
+    apps = [_process_row(process, alike, veil) for process in report.processes]
     if report.processes_listed and not apps:
         lines.append("gpu_uuid, pid, process_name, used_gpu_memory")
     lines += _tables(apps)
@@ -134,13 +137,18 @@ def _reason(name: str, veil: Veil) -> str:
     return name if name in THROTTLE_BITS.values() or re.fullmatch(r"bit_0x[0-9a-f]{1,16}", name) else veil.token(name)
 
 
-def _process_row(p: GpuProcess, veil: Veil) -> dict[str, str]:
+def _process_row(p: GpuProcess, alike: Mapping[str, int], veil: Veil) -> dict[str, str]:
+    def program(name: str) -> str:
+        # the same program from two places is two servers: that stays visible
+        known = veil.command(name).replace(",", " ")
+        return f"{known} {veil.token(name)}" if alike[veil.command(name)] > 1 else known
+
     row = _row(
         {
             "pid": (p.pid, str),
             "gpu_uuid": (p.gpu_uuid, lambda v: _uuid(v, veil)),
             "gpu_bus_id": (p.gpu_pci, lambda v: _known(v, _BUS, veil)),
-            "process_name": (p.name, lambda v: veil.command(v).replace(",", " ")),
+            "process_name": (p.name, program),
             "used_gpu_memory": (p.used, _bytes),
         }
     )
