@@ -22,6 +22,7 @@ from kvdoctor.engines.base import (
     Scheduler,
     Series,
     SeriesName,
+    Way,
     in_range,
 )
 from kvdoctor.parse.serverlog import LogTemplate
@@ -679,6 +680,8 @@ LEVERS: tuple[Lever, ...] = (
         effect="Admission reserves a larger part of each request's remaining output; a disaggregated decode server has "
         "--num-reserved-decode-tokens N per request instead (0.5.3 and later).",
         cost="Fewer requests run at once.", next_limit="the queue", verify=_RETRACTS,
+        ways={"down": Way("Admission books less of the output that may follow, so more requests run at once.",
+                          "Outputs that do get long cause retractions.", "retractions")},
     ),
     Lever(
         "victim.order", "--retraction-policy length|priority", since="0.5.16", default="length",

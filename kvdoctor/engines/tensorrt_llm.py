@@ -673,6 +673,7 @@ _LEVERS: tuple[Lever, ...] = (
         cost="Ranks can be loaded unequally.",
         next_limit="the fullest rank",
         verify="usage per rank, not the mean",
+        values={"up": "true"},
     ),
     Lever(
         "topo.routing",

@@ -222,6 +222,8 @@ _JOURNAL = re.compile(
 )
 _KUBECTL = re.compile(r"\[pod/[^\]\s]{1,256}\] |pod/[\w.-]{1,253}/[\w.-]{1,63}: ")
 _ISO_LEAD = re.compile(r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)[\t ]+")
+# container runtimes write nine digits, no engine does
+_NANO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}(?:Z|[+-]\d\d:\d\d) ")
 # what stands behind a time stamp that a wrapper put there: a log line with its own time, or one that has none
 _INNER = re.compile(
     r"(?:\([^)\n]{1,120}\) )?(?:(?:INFO|WARNING|ERROR|DEBUG|CRITICAL):? {1,5}(?!text_generation|lorax|batch|health)|\[|\{|slot |srv |"
@@ -420,7 +422,7 @@ class Unwrapper:
             return text[match.end() :], when, clock
         if first.isdigit():
             match = _ISO_LEAD.match(text)
-            if match and _INNER.match(text, match.end()):
+            if match and (_NANO.match(text) or _INNER.match(text, match.end())):
                 # Python's own logging prints a comma: that is the program's stamp, nobody wrapped the line
                 if "," not in match.group(1):
                     self._met("kubernetes")
@@ -1162,7 +1164,9 @@ class _LogReader:
         if _NEW_MESSAGE_RAW.match(follow):
             return ""
         rest = self.quiet(decode(follow).rstrip("\r"))
-        return rest[0].text if rest and not _NEW_MESSAGE.match(rest[0].text) else ""
+        if not rest or _NEW_MESSAGE.match(rest[0].text) or any(literal in rest[0].text for literal in OOM_LITERALS):
+            return ""
+        return rest[0].text
 
     def _follow(self, follow: Sequence[bytes]) -> list[str]:
         """Lines that go on with a message, without their wrapping; up to the next message."""
