@@ -496,6 +496,9 @@ _NOT_UNDERSTOOD = {
     "empty": "empty",
     "binary": "not understood: binary data that is no torch memory snapshot",
     "html": "not understood: an HTML page (a proxy or error page instead of metrics?)",
+    "prometheus-answer": "a Prometheus query result, which is not read: save the text of /metrics twice, or let kvdoctor ask "
+    "(kvdoctor diagnose --prometheus URL --select LABELS)",
+    "loki-answer": "a Loki query result, which is not read: save its lines as text (logcli query --output=raw)",
 }
 
 

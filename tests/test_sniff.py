@@ -37,6 +37,8 @@ KINDS = {
     "server-info": json.dumps({"internal_states": [{}], "mem_fraction_static": 0.9}),
     "probe": json.dumps({"schema": "kvdoctor.probe/1", "device": None}),
     "log-events": json.dumps({"schema": "kvdoctor.log/1", "events": []}),
+    "prometheus-answer": json.dumps({"status": "success", "data": {"resultType": "matrix", "result": []}}),
+    "loki-answer": json.dumps({"status": "success", "data": {"resultType": "streams", "result": []}}),
     "html": "<!doctype html><html><body>502 Bad Gateway</body></html>",
     "empty": " \n\n",
 }
@@ -134,3 +136,33 @@ def test_any_bytes_have_a_kind(raw: bytes) -> None:
 )
 def test_hostile_heads_end(head: bytes) -> None:
     assert sniff(head, MARKERS) in ("unknown", "empty", "exposition", "cgroup")
+
+
+STEP = json.dumps({"iter": 1, "numActiveRequests": 3, "kvCacheStats": {"usedNumBlocks": 5}}) + "\n"
+
+
+@pytest.mark.parametrize(
+    "first", [', "kvCacheStats": {"usedNumBlocks": 5}}\n', '{"iter": 0, "numActiveRequests": 3, "kvCac\n', "5}}\n"]
+)
+def test_a_cut_first_line_hides_no_iteration_statistics(first: str) -> None:
+    assert sniff((first + STEP * 20 + STEP[:30]).encode(), MARKERS) == "iterstats"
+
+
+def test_a_log_that_quotes_one_record_stays_a_log() -> None:
+    assert sniff((STATS + STEP + STATS * 5).encode(), MARKERS) == "log"
+    assert sniff((STATS * 2 + STEP).encode(), MARKERS) == "log"
+
+
+def test_answers_of_prometheus_are_known_for_what_they_are() -> None:
+    sample = {"metric": {"__name__": "vllm:num_requests_running"}, "values": [[1793700000, "1"]] * 5000}
+    answer = json.dumps({"status": "success", "data": {"resultType": "matrix", "result": [sample]}})
+    assert len(answer) > HEAD
+    for text in (
+        answer,
+        answer.replace(" ", ""),
+        json.dumps([sample]),
+        'vllm:num_requests_running{engine="0", instance="10.0.0.5:8000"} => 50 @[1793700300]\n',
+        'vllm:num_requests_running{engine="0"} =>\n50 @[1793700300]\n51 @[1793700315]\n',
+        '{engine="0"} => 50 @[1793700300.25]\n',
+    ):
+        assert sniff(text.encode()[:HEAD], MARKERS) == "prometheus-answer", text[:80]

@@ -39,6 +39,10 @@ _LOGISH = re.compile(
     re.M,
 )
 _ONE_COLUMN = re.compile(r"(?:memory|utilization|clocks|power|temperature)\.[a-z_.]{2,60}(?: \[[a-z/%]{1,8}\])?")
+# what Prometheus, or promtool, answers to a query: text of one instant ("NAME{...} => 1 @[1793700000]") or of a range
+_PROMTOOL = re.compile(r"(?:[a-zA-Z_:][\w:]{0,200})?(?:\{[^\n]{0,4000}\})? =>(?: \S{1,40} @\[\d[\d.]{0,20}\])?\s*$")
+_ANSWER = re.compile(r'\{\s*"status"\s*:\s*"success"\s*,\s*"data"\s*:\s*\{\s*"resultType"\s*:\s*"(\w{1,20})"')
+_SERIES = re.compile(r'\[\s*\{\s*"metric"\s*:\s*\{')
 _HTML = re.compile(r"^\s*(?:<!doctype html|<html|<head|<\?xml[^>]*>\s*<html)", re.I)
 
 
@@ -55,7 +59,7 @@ def sniff(head: bytes, log_markers: Iterable[str] = (), name: str = "") -> str:
     """The kind of a source from its first 64 KiB.
 
     One of ``exposition log log-events smi-query smi-apps smi-table smi-q smi-xml kernel ps kubectl cgroup meminfo iterstats
-    slots props server-info loads torch-snapshot probe bench-csv html empty binary unknown``. ``log_markers`` are pieces of
+    slots props server-info loads torch-snapshot probe bench-csv html prometheus-answer loki-answer empty binary unknown``. ``log_markers`` are pieces of
     lines that only an engine prints. ``name`` only tells which cgroup file a lone number comes from.
     """
     if not head.strip():
@@ -84,6 +88,8 @@ def sniff(head: bytes, log_markers: Iterable[str] = (), name: str = "") -> str:
         kind = _json_kind(stripped)
         if kind:
             return kind
+    if _cut_json_lines(stripped):
+        return "iterstats"
     if "<nvidia_smi_log>" in text:
         return "smi-xml"
     lines = [line for line in text.splitlines()[:400] if line.strip()]
@@ -92,6 +98,8 @@ def sniff(head: bytes, log_markers: Iterable[str] = (), name: str = "") -> str:
     kind = _smi(text, lines)
     if kind:
         return kind
+    if _PROMTOOL.match(lines[0]):
+        return "prometheus-answer"
     metric = sum(1 for line in lines[:60] if _METRIC_COMMENT.match(line) or _SAMPLE.match(line))
     if metric and (metric >= 0.6 * len(lines[:60]) or any(_METRIC_COMMENT.match(line) for line in lines[:3])):
         if _MEMINFO.search(text):
@@ -170,6 +178,22 @@ def _smi(text: str, lines: list[str]) -> str | None:
     return None
 
 
+_FIRST_LINES = 10
+
+
+def _cut_json_lines(text: str) -> bool:
+    """Iteration statistics whose first line is the end of a longer one, as ``tail`` of bytes leaves it.
+
+    Only a kind whose reader skips what is no record: the others are whole documents. One line of a log that holds such a
+    record does not make the log one: all lines between the first and the last must be records.
+    """
+    lines = [line.strip() for line in text.split("\n", _FIRST_LINES + 1)[:_FIRST_LINES] if line.strip()]
+    if len(lines) < 2 or (lines[0][0] != "{" and lines[0][-1] != "}"):
+        return False
+    whole = lines[1:-1] or lines[1:]
+    return all(line[0] == "{" and line[-1] == "}" and _json_kind(line) == "iterstats" for line in whole)
+
+
 def _json_kind(text: str) -> str | None:
     """Kind of a JSON document or of JSON lines; None when it is neither or nothing known."""
     first_line = text.split("\n", 1)[0]
@@ -183,6 +207,8 @@ def _json_kind(text: str) -> str | None:
             record = None
     if isinstance(record, list):
         record = record[0] if record else None
+        if isinstance(record, dict) and "metric" in record and ("value" in record or "values" in record):
+            return "prometheus-answer"
         if isinstance(record, dict) and ("id_task" in record or ("n_ctx" in record and "is_processing" in record)):
             return "slots"
     if isinstance(record, dict):
@@ -213,7 +239,13 @@ def _json_kind(text: str) -> str | None:
             return "log"
         if "error" in keys:
             return "log"
+        if isinstance(data := record.get("data"), dict) and "resultType" in data:
+            return _answer_kind(str(data["resultType"]))
         return "unknown" if text.startswith("{") and text.rstrip().endswith("}") else None
+    if (answer := _ANSWER.match(text)) is not None:
+        return _answer_kind(answer.group(1))
+    if _SERIES.match(text):
+        return "prometheus-answer"
     # cut JSON: a snapshot or an endpoint answer larger than the head
     if '"segments"' in text[:4096] and '"blocks"' in text:
         return "torch-snapshot"
@@ -226,3 +258,8 @@ def _json_kind(text: str) -> str | None:
     if '"default_generation_settings"' in text:
         return "props"
     return None
+
+
+def _answer_kind(result: str) -> str:
+    """Prometheus and Loki answer queries in one form; only Loki's holds lines."""
+    return "loki-answer" if result == "streams" else "prometheus-answer"
