@@ -33,7 +33,9 @@ class Seen:
 
 
 def moot(turn: Turn, seen: Seen) -> bool:
-    """Nothing comes of this lever here, as far as it is known."""
+    """Nothing comes of this lever here, as far as it is known; or it is in force with nothing to turn."""
+    if seen.entry.flag is None and seen.entry.default == "always":
+        return True
     test = _TESTS.get(turn.lever)
     return test is not None and test(turn, seen)
 

@@ -827,6 +827,7 @@ def _limit_from_slots(view: View) -> Known | None:
 def _finished_from_log(view: View) -> None:
     ended = view.target.events("request_out")
     if not ended:
+        _finished_from_steps(view)
         return
     good = [(r, e) for r, e in ended if e.text("finish") != "abort"]
     failed = view.target.events("request_failed")
@@ -840,6 +841,17 @@ def _finished_from_log(view: View) -> None:
     if good or failed:
         share = len(failed) / (len(failed) + len(good))
         view.facts.set("req.error_share", measured(share, "w", source, requests=float(len(failed) + len(good))))
+
+
+def _finished_from_steps(view: View) -> None:
+    """Requests completed in the listed engine steps; of steps left out nothing is known, as of what was paused in them."""
+    rows = [(row, t.origin) for t in view.target.iterations for row in t.value if row.completed is not None]
+    if not rows:
+        return
+    count = math.fsum(row.completed for row, _ in rows if row.completed is not None)
+    note = f"sum of completed requests over {len(rows)} iterations"
+    source = f"{rows[0][1]}:{rows[0][0].line}"
+    view.facts.set("req.finished", Known(count, count, "measured", "w", source, note, events=count))
 
 
 def waiting_points(view: View) -> list[tuple[float | None, float, str]]:

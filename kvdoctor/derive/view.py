@@ -242,7 +242,7 @@ class View:
 
     @cached_property
     def window(self) -> Window:
-        """From the first to the last usable scrape; from stats lines where there are no scrapes."""
+        """From the first to the last usable scrape; without scrapes from stats lines, else from engine steps, else from logs."""
         scrapes = self.target.scrapes
         if scrapes:
             times = [s.time for s in scrapes if s.time is not None]
@@ -250,6 +250,8 @@ class View:
                 return Window(times[0], times[-1], times[-1] - times[0] if len(times) > 1 else None, len(scrapes))
             return Window(None, None, None, len(scrapes))
         times = [t for s in self.stats if (t := s.time) is not None]
+        if not times:
+            times = [t for timed in self.target.iterations for row in timed.value if (t := row.time) is not None]
         if not times:
             times = [t for run in self.target.logs for t in (run.first_time, run.last_time) if t is not None]
         if not times:

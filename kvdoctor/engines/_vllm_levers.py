@@ -127,6 +127,7 @@ LEVERS: tuple[Lever, ...] = (
         "admission.full_prompt",
         None,
         until="0.6",
+        default="always",
         instead="V0 already admits only prompts that fit whole; there is nothing to turn.",
     ),
     Lever(

@@ -292,8 +292,8 @@ def ended(text: str) -> str:
 
 
 def label(fact: str) -> str:
-    """What a fact is called in a sentence; names and expressions without a label stay as they are."""
-    return LABELS.get(fact, clean(fact))
+    """What a fact is called in a sentence; in an expression every fact gets its own words."""
+    return LABELS.get(fact) or clean(relabel(fact))
 
 
 def relabel(expression: str) -> str:
