@@ -364,6 +364,13 @@ _ROWS = (
     _f("req.context_needed", "tok", "t", "w", "longest of the requests that were refused or cut for their context"),
     _f("req.limit_running", "count", "t", "c", "max running sequences of the ranks seen, all together"),
     _f(
+        "req.limit_fits",
+        "count",
+        "t",
+        "w",
+        "running requests up to which the limit may be raised: those that wait too, while at most 80 % of the pool is held",
+    ),
+    _f(
         "req.limit_ranks",
         "ratio",
         "t",

@@ -89,6 +89,15 @@ def test_a_limit_for_each_rank_is_added_up_like_the_requests_that_run() -> None:
     assert (fact(view, "req.limit_running").hi, fact(view, "req.limit_ranks").hi) == (256, 2)
 
 
+@pytest.mark.parametrize(("usage", "waiting", "fits"), [(0.05, 20, 28), (0.4, 20, 16), (0.9, 20, 8)])
+def test_a_limit_may_be_raised_as_far_as_the_pool_takes_it(usage: float, waiting: float, fits: float) -> None:
+    log = "(APIServer pid=1) INFO 11-19 10:00:00 [api_server.py:1977] vLLM API server version 0.12.0\n"
+    log += "(APIServer pid=1) INFO 11-19 10:00:00 [utils.py:233] non-default args: {'model': 'm', 'max_num_seqs': 8}\n"
+    one = page(usage=usage, running=8, waiting=waiting)
+    (view,) = views(("m_1795000100.prom", one), ("m_1795000110.prom", one), ("server.log", log))
+    assert fact(view, "req.limit_fits").hi == fits
+
+
 NAMES = [
     (("pod-a_1.prom", "pod-a_2.prom", "pod-b_1.prom", "pod-b_2.prom"), None, 2),
     # the process says that it is one and the same

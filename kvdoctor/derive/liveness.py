@@ -9,7 +9,7 @@ from kvdoctor.derive.shape import samples
 from kvdoctor.derive.view import View
 from kvdoctor.engines.base import in_range
 from kvdoctor.facts import FACTS as TABLE
-from kvdoctor.facts import Known, Unknown, combine, measured
+from kvdoctor.facts import Known, Unknown, combine, estimated, measured
 from kvdoctor.parse import NOT_ASKED, Unread
 from kvdoctor.parse.serverlog import LogEvent
 from kvdoctor.readings import HostReadings, LogRun
@@ -38,6 +38,7 @@ def add(view: View, host: HostReadings) -> None:
     _leak(view)
     _reported(view)
     _standing(view)
+    _fits(view)
     _shown_rate(view)
     _telemetry(view, host)
 
@@ -308,6 +309,24 @@ def _standing(view: View) -> None:
         view.facts.set(
             "prefix.standing_misses", Unknown("no slot lines and no session trace tell what stood in the cache")
         )
+
+
+WELL_FILLED = 0.8
+"""Share of the pool that running requests may hold at the busiest moment: the rest is for their growth."""
+
+
+def _fits(view: View) -> None:
+    """To how many the limit on running requests may be raised: those that wait as well, as far as the pool takes them."""
+    facts = view.facts
+    limit, waiting = facts.number("req.limit_running"), facts.number("req.waiting_max")
+    usage, slots = facts.number("kv.usage_max"), facts["kv.per_slot"]
+    if limit is None or waiting is None:
+        return
+    wanted, told = limit + waiting, "as many as run and wait"
+    per_slot = isinstance(slots, Known) and slots.lo is True
+    if not per_slot and usage is not None and usage > 0 and limit * WELL_FILLED / usage < wanted:
+        wanted, told = limit * WELL_FILLED / usage, f"{limit:g} held {usage:.0%} of the pool, {WELL_FILLED:.0%} may be held"
+    facts.set("req.limit_fits", estimated(max(math.floor(wanted), limit), "w", "limit, queue and usage", note=told))
 
 
 def _shown_rate(view: View) -> None:

@@ -65,6 +65,7 @@ LABELS: Mapping[str, str] = {
     "req.context_needed": "context the longest of them needed",
     "admission.reserves": "output is reserved at admission",
     "req.limit_running": "limit on running requests",
+    "req.limit_fits": "running requests the pool takes",
     "req.limit_ranks": "ranks the limit is added up over",
     "kv.pool_tokens": "KV pool size",
     "kv.pool_bytes": "KV pool size in bytes",
