@@ -79,9 +79,9 @@ def test_scrapes_without_a_clock_give_counts_but_no_rates() -> None:
 
 
 def test_a_limit_for_each_rank_is_added_up_like_the_requests_that_run() -> None:
-    log = "(APIServer pid=1) INFO 11-19 10:00:00 [api_server.py:1977] vLLM API server version 0.12.0\n"
+    log = "(APIServer pid=1) INFO 11-18 11:08:10 [api_server.py:1977] vLLM API server version 0.12.0\n"
     log += (
-        "(APIServer pid=1) INFO 11-19 10:00:00 [utils.py:233] non-default args: {'model': 'm', 'max_num_seqs': 128}\n"
+        "(APIServer pid=1) INFO 11-18 11:08:10 [utils.py:233] non-default args: {'model': 'm', 'max_num_seqs': 128}\n"
     )
     two = page(running=70, waiting=5, engine="0") + page(running=70, waiting=0, engine="1")
     (view,) = views(("m_1795000100.prom", two), ("m_1795000110.prom", two), ("server.log", log))
@@ -91,8 +91,8 @@ def test_a_limit_for_each_rank_is_added_up_like_the_requests_that_run() -> None:
 
 @pytest.mark.parametrize(("usage", "waiting", "fits"), [(0.05, 20, 28), (0.4, 20, 16), (0.9, 20, 8)])
 def test_a_limit_may_be_raised_as_far_as_the_pool_takes_it(usage: float, waiting: float, fits: float) -> None:
-    log = "(APIServer pid=1) INFO 11-19 10:00:00 [api_server.py:1977] vLLM API server version 0.12.0\n"
-    log += "(APIServer pid=1) INFO 11-19 10:00:00 [utils.py:233] non-default args: {'model': 'm', 'max_num_seqs': 8}\n"
+    log = "(APIServer pid=1) INFO 11-18 11:08:10 [api_server.py:1977] vLLM API server version 0.12.0\n"
+    log += "(APIServer pid=1) INFO 11-18 11:08:10 [utils.py:233] non-default args: {'model': 'm', 'max_num_seqs': 8}\n"
     one = page(usage=usage, running=8, waiting=waiting)
     (view,) = views(("m_1795000100.prom", one), ("m_1795000110.prom", one), ("server.log", log))
     assert fact(view, "req.limit_fits").hi == fits
