@@ -282,7 +282,15 @@ SAID = [
         "trt.pause",
         "[TensorRT-LLM][DEBUG] MaxUtilizationScheduler: request ID 7731 -> pause",
         "retract",
-        {"count": 1, "id": "7731"},
+        {"count": 1, "id": "7731", "mode": "pause"},
+    ),
+    Said(
+        TRT,
+        "trt.pause.generation",
+        "[TensorRT-LLM][WARNING] Pause generation only request ,request_id :1000 , change it as context init state, which may "
+        "degrade performance",
+        "retract",
+        {"count": 1, "id": "1000", "mode": "pause"},
     ),
     Said(
         TRT,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 
+from kvdoctor.derive.latency import STALL_S
 from kvdoctor.derive.load import usage_samples
-from kvdoctor.derive.view import Delta, View
+from kvdoctor.derive.view import Delta, Sampled, View
 from kvdoctor.engines.base import version_key
 from kvdoctor.facts import FACTS as TABLE
 from kvdoctor.facts import Fact, Known, Span, Unknown, bound, combine, estimated, measured
 from kvdoctor.frozen import frozen
+from kvdoctor.parse.iterstats import IterationRow
 from kvdoctor.readings import Histogram
 
 REPEAT_S = 30.0
@@ -25,6 +27,7 @@ def add(view: View) -> None:
     _events(view)
     _kind(view)
     _recompute(view)
+    _stalls_of_steps(view)
 
 
 def is_v0(view: View) -> bool | None:
@@ -176,8 +179,8 @@ def _quiet_v0(view: View) -> Known | None:
         return None
     source = view.stats[-1].source
     swapped = _swapped_out(view)
-    if swapped:
-        return Known(swapped, math.inf, "bound", "w", source, "so many were swapped out at once")
+    if swapped is not None and swapped.value > 0:
+        return Known(swapped.value, math.inf, "bound", "w", swapped.source, "so many were swapped out at once")
     if any(run.has_start for run in view.target.logs):
         return Known(0.0, 0.0, "measured", "w", source, "no preemption warning since the start", 0.0)
     usage = [v for s in view.stats if (v := s.event.number("kv_usage")) is not None]
@@ -186,9 +189,16 @@ def _quiet_v0(view: View) -> Known | None:
     return Known(0.0, 49.0, "bound", "w", source, "the warning is printed every 50th time only", 0.0)
 
 
-def _swapped_out(view: View) -> float:
-    """V0: the most requests that a stats line shows swapped out; 0 when none does."""
-    return max((n for s in view.stats if (n := s.event.number("swapped")) is not None), default=0.0)
+def _swapped_out(view: View) -> Sampled | None:
+    """V0: the largest number of requests swapped out, by gauge or stats line; None when neither tells."""
+    if not is_v0(view):
+        return None
+    logged = [
+        Sampled(i, s.time, n, s.source)
+        for i, s in enumerate(view.stats)
+        if (n := s.event.number("swapped")) is not None
+    ]
+    return max([*view.samples("req.swapped"), *logged], key=lambda s: s.value, default=None)
 
 
 def _busy_seconds(view: View) -> float | None:
@@ -224,29 +234,20 @@ def _from_log(view: View) -> Known | None:
     if plain:
         return Known(float(plain), float(plain), "measured", "w", first_source, "log lines", events=float(plain))
     retracts = retractions(view)
+    named = math.fsum(r.count for r in retracts)
+    summed = _paused(view)
+    # lines that name a victim may be printed for some of them only: a sum that is larger has seen the others too
+    if summed is not None and float(summed.hi) >= named:
+        return summed
     if retracts:
-        count = math.fsum(r.count for r in retracts)
         return Known(
-            count,
-            count,
+            named,
+            named,
             "measured",
             "w",
             retracts[0].source,
             "retraction lines, repeats of other ranks dropped",
-            events=count,
-        )
-    paused = 0.0
-    source = ""
-    rows = 0
-    for timed in view.target.iterations:
-        for row in timed.value:
-            if row.paused is not None:
-                rows += 1
-                paused += row.paused
-                source = source or f"{timed.origin}:{row.line}"
-    if rows:
-        return Known(
-            paused, paused, "measured", "w", source, f"sum of paused requests over {rows} iterations", events=paused
+            events=named,
         )
     failed = _ended_by_pool(view)
     if failed is not None:
@@ -255,13 +256,37 @@ def _from_log(view: View) -> Known | None:
     if quiet is not None:
         return quiet
     engine = view.target.engine
-    tells = engine is not None and any(t.event == "retract" for t in engine.templates)
+    tells = engine is not None and any(t.event == "retract" for t in engine.templates) and not engine.silent_pauses
     if tells and view.stats and not view.has_role("preempt.total"):
         # the engine logs every retraction, and this log of its work has none
         return Known(
             0.0, 0.0, "measured", "w", view.stats[-1].source, "no retraction line among its stats lines", events=0.0
         )
     return None
+
+
+def _paused(view: View) -> Known | None:
+    """Requests paused, summed over the steps of the iteration statistics or of the stats lines that tell them.
+
+    A log may hold two reports of each step (a debug summary beside the statistics), so each kind of line is summed alone.
+    """
+    sums: dict[str, list[float]] = {}
+    first: dict[str, str] = {}
+    for timed in view.target.iterations:
+        for row in timed.value:
+            if row.paused is not None:
+                sums.setdefault("iterations", []).append(row.paused)
+                first.setdefault("iterations", f"{timed.origin}:{row.line}")
+    for stat in view.stats:
+        if (paused := stat.event.number("paused")) is not None:
+            sums.setdefault(stat.event.template, []).append(paused)
+            first.setdefault(stat.event.template, stat.source)
+    if not sums:
+        return None
+    kind = max(sums, key=lambda k: math.fsum(sums[k]))
+    total = math.fsum(sums[kind])
+    note = f"sum of paused requests over {len(sums[kind])} iterations"
+    return Known(total, total, "measured", "w", first[kind], note, events=total)
 
 
 def _ended_by_pool(view: View) -> Known | None:
@@ -638,17 +663,49 @@ def _progress_from_slots(view: View) -> None:
 
 def _kind(view: View) -> None:
     target = view.target
-    for _, event in target.events("preempt"):
+    for _, event in target.events("preempt", "retract"):
         mode = event.text("mode")
-        if mode in ("recompute", "swap"):
+        if mode in ("recompute", "swap", "pause"):
             view.facts.set("preempt.kind", measured(mode, "c", "log"))
-    if _swapped_out(view) > 0:
-        view.facts.set("preempt.kind", measured("swap", "c", "stats lines with swapped requests"))
+    if (swapped := _swapped_out(view)) is not None and swapped.value > 0:
+        view.facts.set("preempt.kind", measured("swap", "c", swapped.source))
+    paused = _paused(view)
+    if paused is not None and float(paused.hi) > 0:
+        # what the engine's own figures call paused was paused, whatever its arguments would have told
+        view.facts.set("preempt.kind", measured("pause", "c", paused.source))
     kind = target.engine.preempt_kind(target.version, target.args) if target.engine is not None else None
     if kind is not None:
         view.facts.set(
             "preempt.kind", Known(kind, kind, "measured" if target.version else "assumed", "c", "engine and version")
         )
+
+
+def _stalls_of_steps(view: View) -> None:
+    """Engine steps without a hole bound the gaps over 1 s: one per request in a slow step, and at most one per pause."""
+    most, source, steps = 0.0, "", 0
+    for timed in view.target.iterations:
+        last: dict[float | None, IterationRow] = {}
+        for row in timed.value:
+            touched = row.active if row.active is not None else row.scheduled
+            if row.paused is None or row.latency_s is None or row.iteration is None or touched is None:
+                return
+            before = last.get(row.rank)
+            if row.micro_batch or (before is not None and row.iteration != (before.iteration or 0.0) + 1):
+                return  # what happened between two records is not told
+            gap = row.latency_s
+            if before is not None and before.time is not None and row.time is not None:
+                gap = max(gap, row.time - before.time)
+            most += row.paused + (touched if gap > STALL_S else 0.0)
+            steps += 1
+            last[row.rank] = row
+            source = source or f"{timed.origin}:{row.line}"
+    finished = view.facts.number("req.finished")
+    if steps < 2 or not finished:
+        return
+    note = "at most one gap over 1 s per pause, and one per request in a step that slow"
+    view.facts.set("latency.stalls", bound(0.0, most, "w", source, note=note))
+    view.facts.set("latency.stalls_per_finished", bound(0.0, most / finished, "w", source, note=note))
+    view.facts.set("latency.stall_share", bound(0.0, min(most / finished, 1.0), "w", source, note=note))
 
 
 # -------------------------------------------------------------------- recompute

@@ -386,7 +386,8 @@ class Engine:
     arguments; ``defaults`` gives the version's defaults of canonical settings. ``side``: not a server but something that
     stands beside one (a cache tier, a GPU exporter). ``promql``: its facts as PromQL, for exported alerts and dashboards.
     ``scheduler``: how a version admits and evicts, for a replay, or why it cannot be replayed. ``shared_limit``: the limit on
-    running requests is set for all data-parallel ranks together, not for each.
+    running requests is set for all data-parallel ranks together, not for each. ``silent_pauses``: its log names preempted
+    requests at a level that is off by default, so a log without such lines says nothing.
     """
 
     name: str
@@ -414,6 +415,7 @@ class Engine:
     promql: tuple[Promql, ...] = ()
     scheduler: Callable[[str | None, Args], Scheduler | str] = no_scheduler
     shared_limit: bool = False
+    silent_pauses: bool = False
 
 
 _PAIR = re.compile(

@@ -421,8 +421,16 @@ _TEMPLATES: tuple[LogTemplate, ...] = (
         "retract",
         "MaxUtilizationScheduler: request ID",
         r"MaxUtilizationScheduler: request ID (?P<id>\d+) -> pause",
-        fields={"count": 1.0},
+        fields={"count": 1.0, "mode": "pause"},
         note="DEBUG level only",
+    ),
+    LogTemplate(
+        "trt.pause.generation",
+        "retract",
+        "Pause generation only request",
+        r"Pause generation only request\s?,\s?request_id\s?:\s?(?P<id>\d+)",
+        fields={"count": 1.0, "mode": "pause"},
+        note="WARNING level, on the generation side of a disaggregated server: its victims run their context phase here",
     ),
     LogTemplate(
         "trt.summary",
@@ -881,4 +889,5 @@ ENGINE = Engine(
     },
     defaults=_defaults,
     promql=PROMQL,
+    silent_pauses=True,
 )
