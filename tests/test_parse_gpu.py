@@ -415,3 +415,30 @@ def test_every_marker_in_every_place_is_unread_and_its_neighbours_are_read(cells
     for cell, value in zip(cells, (gpu.mem_total, gpu.mem_reserved, gpu.mem_used, gpu.mem_free), strict=True):
         assert isinstance(value, Unread) if cell in MARKERS else value == 5 * MIB
     assert gpu.index == 3
+
+
+# columns as the table prints them: before instances were shown, with instances, and the wide table of newer drivers
+PROCESS_LAYOUTS = [
+    "|    {gpu:d} {pid:>10}      {kind:>3}   {name:<36}{used:>9} |",
+    "|    {gpu:d}   N/A  N/A {pid:>9}    {kind:>3}   {name:<35}{used:>9} |",
+    "|    {gpu:d}   N/A  N/A {pid:>15}    {kind:>3}   {name:<35}{used:>9} |",
+    "|    {gpu:d}    3    0  {pid:>15}    {kind:>3}   {name:<35}{used:>9} |",
+]
+
+
+@given(
+    st.sampled_from(PROCESS_LAYOUTS),
+    st.integers(1, 4_194_304),
+    st.integers(0, 999_999),
+    st.sampled_from(["C", "G", "C+G", "M+C"]),
+    st.sampled_from(["VLLM::EngineCore", "/usr/bin/python3", "sglang::scheduler_TP0", "a b"]),
+)
+def test_a_process_is_read_whatever_the_length_of_its_pid(
+    layout: str, pid: int, mib: int, kind: str, name: str
+) -> None:
+    row = layout.format(gpu=0, pid=pid, kind=kind, name=name, used=f"{mib}MiB")
+    panel = "| Processes:                                                                              |"
+    report = read(f"{TABLE}\n{panel}\n{row}\n")
+    last = report.processes[-1]
+    assert (last.pid, last.used, last.kind, last.name) == (pid, mib * MIB, kind, name)
+    assert report.bad_count == 0
