@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from kvdoctor.derive.view import ONE_SCRAPE, PAGE_OR_STATS, TAKE_TWO, Delta, Sampled, View, last_run, slope
+from kvdoctor.derive.view import ONE_SCRAPE, PAGE_OR_STATS, TAKE_TWO, Delta, Sampled, Stat, View, last_run, slope
 from kvdoctor.facts import FACTS as TABLE
 from kvdoctor.facts import Fact, Known, Unknown, bound, combine, estimated, measured
 from kvdoctor.readings import Scrape
@@ -855,7 +855,7 @@ def _finished_from_steps(view: View) -> None:
 
 
 def waiting_points(view: View) -> list[tuple[float | None, float, str]]:
-    """The whole queue over time, summed over ranks at each scrape, or per stats line of the only rank."""
+    """The whole queue over time, summed over ranks: at each scrape, or from the stats lines of all of them."""
     out: list[tuple[float | None, float, str]] = []
     for scrape in view.target.scrapes:
         readings = scrape.values.get("req.waiting", {})
@@ -865,9 +865,9 @@ def waiting_points(view: View) -> list[tuple[float | None, float, str]]:
             )
     if out:
         return out
-    ranks = {s.rank for s in view.stats}
-    if len(ranks) == 1:
-        return [(s.time, v, s.source) for s in view.stats if (v := s.event.number("waiting")) is not None]
+    logged = _rounds(view, lambda stat: _numbers(stat, "waiting"))
+    if logged:
+        return [(time, waiting, source) for time, (waiting,), source in logged]
     return [(s.time, s.value, s.source) for s in _queue_samples(view, "", "req.waiting", "waiting")]
 
 
@@ -905,10 +905,7 @@ def _running_and_waiting(view: View) -> list[tuple[float, float]]:
         running, waiting = scrape.values.get("req.running", {}), scrape.values.get("req.waiting", {})
         if running:
             out.append((math.fsum(r.value for r in running.values()), math.fsum(r.value for r in waiting.values())))
-    for stat in view.stats:
-        running_now, waiting_now = stat.event.number("running"), stat.event.number("waiting")
-        if running_now is not None:
-            out.append((running_now, waiting_now if waiting_now is not None else 0.0))
+    out += [(running, waiting) for _, (running, waiting), _ in _rounds(view, _queue_of)]
     for timed in view.target.iterations:
         for row in timed.value:
             if row.active is not None:
@@ -916,15 +913,65 @@ def _running_and_waiting(view: View) -> list[tuple[float, float]]:
     return out
 
 
+SILENT_S = 60.0
+"""Without a line for this long a rank counts as generating nothing: engines print one every few seconds of work."""
+
+
+def _rounds(
+    view: View, read: Callable[[Stat], tuple[float, ...] | None], *, silent: float = math.inf
+) -> list[tuple[float | None, tuple[float, ...], str]]:
+    """(time, numbers summed over all ranks, source) from stats lines, each time every rank that speaks has spoken.
+
+    Ranks print their lines one after the other and not equally often: whoever has not spoken again stands with what it said
+    last, unless it has been ``silent``. Before each rank has spoken there is no sum; nor is there one of lines without a
+    clock, which may come from several files.
+    """
+    lines = [(stat, numbers) for stat in view.stats if (numbers := read(stat)) is not None]
+    ranks = {stat.rank for stat, _ in lines}
+    if len(ranks) == 1:
+        return [(stat.time, numbers, stat.source) for stat, numbers in lines]
+    dated = [(stat.time, stat, numbers) for stat, numbers in lines if stat.time is not None]
+    if len(dated) < len(lines):
+        return []
+    dated.sort(key=lambda line: line[0])
+    held: dict[str, tuple[float, tuple[float, ...]]] = {}
+    spoken: set[str] = set()
+    out: list[tuple[float | None, tuple[float, ...], str]] = []
+    for index, (time, stat, numbers) in enumerate(dated):
+        held[stat.rank] = (time, numbers)
+        spoken.add(stat.rank)
+        following = dated[index + 1][1].rank if index + 1 < len(dated) else stat.rank
+        if len(held) == len(ranks) and following in spoken:
+            told = [one for since, one in held.values() if time - since <= silent]
+            out.append((time, tuple(math.fsum(column) for column in zip(*told, strict=True)), stat.source))
+            spoken.clear()
+        elif following in spoken:
+            spoken.clear()
+    return out
+
+
+def _numbers(stat: Stat, *names: str) -> tuple[float, ...] | None:
+    """These fields of a stats line, None when it lacks one."""
+    found = tuple(value for name in names if (value := stat.event.number(name)) is not None)
+    return found if len(found) == len(names) else None
+
+
+def _queue_of(stat: Stat) -> tuple[float, float] | None:
+    running, waiting = stat.event.number("running"), stat.event.number("waiting")
+    return None if running is None else (running, waiting if waiting is not None else 0.0)
+
+
+def _rate_of(stat: Stat) -> tuple[float, float] | None:
+    rate, running = stat.event.number("gen_rate"), stat.event.number("running")
+    if rate is None or running is None or stat.batch == "prefill":
+        return None
+    return rate, running
+
+
 def _throughput(view: View) -> None:
     """How far generation fell from its best while requests were running."""
-    rates: list[tuple[float, str]] = []
-    by_rank = len({s.rank for s in view.stats}) == 1
-    if by_rank:
-        for stat in view.stats:
-            rate, running = stat.event.number("gen_rate"), stat.event.number("running")
-            if rate is not None and running and stat.batch != "prefill":
-                rates.append((rate, stat.source))
+    logged = _rounds(view, _rate_of, silent=SILENT_S)
+    rates = [(rate, source) for _, (rate, running), source in logged if running > 0]
     if len(rates) < 2:
         scrapes = [s for s in view.target.scrapes if s.time is not None and "tok.generated" in s.values]
         if len(scrapes) >= 3:
