@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import UTC, datetime
 from functools import cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvdoctor.engines import recognise
 from kvdoctor.engines.base import COMMON_SERIES, Args, Engine, Series, SeriesName, engines
@@ -434,11 +434,12 @@ class _Assembly:
             target.sources.extend(notes)
             targets.append(target)
         with_pages = list(targets)
-        groups = _same_run(self.runs)
-        starts = Counter(g[0][0].engine.name for g in groups if g[0][0].engine and any(r.has_start for r, _ in g))
+        # a log beside the pages of its server has the better claim than one from elsewhere
+        groups = sorted(_same_run(self.runs), key=lambda g: not _beside(g[0][0].origin, with_pages))
+        starts = Counter(_rivalry(g[0][0], with_pages) for g in groups if any(r.has_start for r, _ in g))
         for group in groups:
             run = group[0][0]
-            rivals = starts[run.engine.name] if run.engine is not None else 0
+            rivals = starts[_rivalry(run, with_pages)] if run.engine is not None else 0
             alone = rivals <= 1 or not any(r.has_start for r, _ in group)
             home = _home(group, with_pages, alone=alone)
             if home is None and not any(r.has_start or r.of("stats") for r, _ in group):
@@ -453,29 +454,18 @@ class _Assembly:
         return _count_restarts(_fold_generic(targets))
 
     def _attach_endpoints(self, targets: list[Target]) -> None:
-        for name, items, attribute in (
+        answers: tuple[tuple[str, Sequence[Timed[Any]], str], ...] = (
             ("llamacpp", self.slots, "slots"),
             ("llamacpp", self.props, "props"),
             ("sglang", self.info, "server_info"),
             ("sglang", self.loads, "loads"),
             ("tensorrt-llm", self.iters, "iterations"),
-        ):
-            if not items:
-                continue
-            home = next((t for t in targets if t.engine is not None and t.engine.name == name), None)
-            if home is None:
-                blank = [t for t in targets if t.engine is None and not t.scrapes]
-                home = blank[0] if len(blank) == 1 else None
-                if home is None:
-                    home = Target("", engines().get(name), None, None, {})
-                    targets.append(home)
-                else:
-                    home.engine = engines().get(name)
-            getattr(home, attribute).extend(
-                sorted(items, key=lambda i: (i.time is None, i.time or 0.0, _natural(i.origin)))
-            )
-            origins = {i.origin for i in items}
-            home.sources.extend(s for s in self.sources if s.origin in origins and s not in home.sources)
+        )
+        for name, items, attribute in answers:
+            for item in sorted(items, key=lambda i: (i.time is None, i.time or 0.0, _natural(i.origin))):
+                owner = self._owner(name, item.origin, targets)
+                getattr(owner, attribute).append(item)
+                owner.sources.extend(s for s in self.sources if s.origin == item.origin and s not in owner.sources)
         for command in self.commands:
             home = next((t for t in targets if t.engine is not None and t.engine.name == command.value[0]), None)
             if home is None:
@@ -490,6 +480,25 @@ class _Assembly:
                 targets[0].model = targets[0].model or item.value[0]
                 if item.value[1] is not None:
                     targets[0].args.setdefault("max_model_len", f"{item.value[1]:.0f}")
+
+    @staticmethod
+    def _owner(name: str, origin: str, targets: list[Target]) -> Target:
+        """The server of engine ``name`` that answered what is kept in ``origin``: the one in its folder, else the first."""
+        same = [t for t in targets if t.engine is not None and t.engine.name == name]
+        near = [t for t in same if _place(origin) in {_place(o) for o in _origins(t)}]
+        if near or same:
+            return (near or same)[0]
+        blank = [t for t in targets if t.engine is None and not t.scrapes]
+        if len(blank) == 1:
+            blank[0].engine = engines().get(name)
+            return blank[0]
+        made = Target("", engines().get(name), None, None, {})
+        targets.append(made)
+        return made
+
+
+def _origins(target: Target) -> list[str]:
+    return [s.origin for s in target.scrapes] + [r.origin for r in target.logs]
 
 
 _NOT_UNDERSTOOD = {
@@ -1086,9 +1095,17 @@ def _base(model: str | None) -> str:
 
 
 def _home(group: list[_Run], targets: list[Target], *, alone: bool) -> Target | None:
-    """The scraped server a log belongs to, or None."""
+    """The scraped server a log belongs to, or None.
+
+    Pages in the log's own folder come first. Whatever else fits, a log of another time is another run.
+    """
     run = group[0][0]
-    fitting = [t for t in targets if run.engine is None or t.engine is None or t.engine.name == run.engine.name]
+    same_engine = [t for t in targets if run.engine is None or t.engine is None or t.engine.name == run.engine.name]
+    fitting = [t for t in same_engine if not _another_time([r for r, _ in group], t)]
+    beside = _beside(run.origin, fitting)
+    if not beside and any(r.has_start for r, _ in group):
+        fitting = [t for t in fitting if not _has_its_own_log(t)]
+    fitting = beside or fitting
     if not fitting:
         return None
     if len(fitting) == 1 and alone:
@@ -1109,6 +1126,44 @@ def _home(group: list[_Run], targets: list[Target], *, alone: bool) -> Target | 
     if len(pool) == 1 and not pool[0].logs:
         return pool[0]
     return None
+
+
+def _beside(origin: str, targets: Sequence[Target]) -> list[Target]:
+    """The servers whose pages lie in the folder of ``origin``."""
+    return [t for t in targets if t.scrapes and _place(t.scrapes[0].origin) == _place(origin)]
+
+
+def _rivalry(run: LogRun, targets: Sequence[Target]) -> tuple[str, str | None]:
+    """Logs with the same answer may belong to the same server: those of one engine in one folder with pages, or in none."""
+    return run.engine.name if run.engine else "", _place(run.origin) if _beside(run.origin, targets) else None
+
+
+def _has_its_own_log(target: Target) -> bool:
+    return any(r.has_start and _beside(r.origin, [target]) for r in target.logs)
+
+
+IDLE_S = 86_400.0
+"""A server prints nothing while it is idle: a log may end hours before the pages of the same run."""
+CLOCKS_APART_S = 3_600.0
+
+
+def _another_time(runs: Sequence[LogRun], target: Target) -> bool:
+    """Both carry a clock, and the log starts after the last page, or comes from another folder and ends before this process.
+
+    Where the pages do not tell when the process began, a log that ends long before them counts as an older run's. In the
+    pages' own folder an early end is no sign: often only the start of a log is kept. A log without a zone may be off by hours.
+    """
+    firsts = [r.first_time for r in runs if r.first_time is not None]
+    lasts = [r.last_time for r in runs if r.last_time is not None]
+    times = [s.time for s in target.scrapes if s.time is not None]
+    if not firsts or not lasts or not times or not target.clocked:
+        return False
+    unsure = CLOCKS_APART_S if all(r.clock == "zone" for r in runs) else FARTHEST_ZONE_S
+    if min(firsts) > times[-1] + unsure:
+        return True
+    born = _process_start(target.scrapes[0])
+    begin = times[0] - IDLE_S if born is None else born
+    return not _beside(runs[0].origin, [target]) and max(lasts) < begin - unsure
 
 
 def _served_names(run: LogRun) -> set[str]:

@@ -48,7 +48,7 @@ def first_time(files: dict[str, str]) -> tuple[float | None, list[str]]:
 
 
 def time_of(name: str) -> float | None:
-    return float(name.split("_")[1].removesuffix(".prom")) if name.startswith("metrics_") else None
+    return float(name.split("_")[1].removesuffix(".prom")) if "metrics_" in name else None
 
 
 def test_a_log_in_utc_stays() -> None:
@@ -138,3 +138,61 @@ def test_the_same_request_within_thirty_seconds() -> None:
     )  # fmt: skip
     report = report_on(Snapshot((memory_member("server.log", text.encode()),)))
     assert getattr(report.main.facts.get("preempt.repeats_30s"), "hi", None) == 1.0
+
+
+BANNER = "(APIServer pid=31) INFO {stamp} [api_server.py:1839] vLLM API server version 0.11.0\n"
+DAY = 86_400
+
+
+def start(stamp: str) -> str:
+    return BANNER.format(stamp=stamp)
+
+
+def pages_of(folder: str, at: float) -> dict[str, str]:
+    return {f"{folder}/metrics_{at + 60 * i:.3f}.prom": page(*load) for i, load in enumerate(LOAD)}
+
+
+def homes(files: dict[str, str]) -> dict[str, set[str]]:
+    """By log, the folders of the pages it was put to."""
+    intake = normalise(Snapshot(tuple(memory_member(n, t.encode(), time=time_of(n)) for n, t in files.items())))
+    return {
+        run.origin: {s.origin.rsplit("/", 1)[0] for s in target.scrapes}
+        for target in intake.targets
+        for run in target.logs
+    }
+
+
+def test_a_log_belongs_to_the_pages_in_its_folder() -> None:
+    names = ("before/a", "after/a", "after/b")
+    files: dict[str, str] = {}
+    for name in names:
+        later = name.startswith("after")
+        files |= pages_of(name, START + 2 * DAY * later)
+        files[f"{name}/server.log"] = start("11-01 09:00:00" if later else "10-30 09:00:00") + log(
+            "11-01" if later else "10-30", 10, LOAD
+        )
+    assert homes(files) == {f"{name}/server.log": {name} for name in names}
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_log_of_two_days_later_is_another_run(own: bool) -> None:
+    files = {**pages_of("before", START), "after/server.log": start("11-01 09:00:00") + log("11-01", 10, LOAD)}
+    if own:
+        files["before/server.log"] = start("10-30 09:00:00") + log("10-30", 10, LOAD)
+    found = homes(files)
+    assert found["after/server.log"] == set()
+    assert not own or found["before/server.log"] == {"before"}
+
+
+def test_a_log_of_two_days_before_is_another_run() -> None:
+    files = {**pages_of("after", START), "before/server.log": start("10-28 09:00:00") + log("10-28", 10, LOAD)}
+    assert homes(files) == {"before/server.log": set()}
+
+
+def test_a_log_in_a_folder_of_its_own_is_joined_when_the_time_fits() -> None:
+    files = {**pages_of("metrics", START), "logs/server.log": start("10-30 09:00:00") + log("10-30", 10, LOAD)}
+    assert homes(files) == {"logs/server.log": {"metrics"}}
+
+
+def test_the_start_alone_may_be_days_old_beside_its_pages() -> None:
+    assert homes({**pages_of("x", START), "x/args.log": start("10-20 09:00:00")}) == {"x/args.log": {"x"}}

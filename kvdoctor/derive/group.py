@@ -197,22 +197,64 @@ def _fractions(group: FactSet, views: Sequence[View]) -> None:
         )
 
 
-def _ordered_pair(views: Sequence[View]) -> tuple[View, View] | None:
-    """The earlier and the later of two runs that did not overlap."""
+def _one_model(a: View, b: View) -> bool:
+    """No name of the model that one goes by contradicts the other: a page tells the served name, a log the path."""
+    names_a, names_b = _model_names(a), _model_names(b)
+    return not names_a or not names_b or bool(names_a & names_b)
+
+
+def _model_names(view: View) -> set[str]:
+    told = (view.target.model, *(view.target.args.get(k) for k in ("model", "model_path", "served_model_name")))
+    return {_base(name) for name in told if name}
+
+
+_Side = tuple[View, ...]
+
+
+def _ordered_sides(views: Sequence[View]) -> tuple[_Side, _Side] | None:
+    """The servers of an earlier time and those of a later one; None when the runs do not fall into exactly two times."""
     served = [v for v in views if v.facts.text("target.phase") != "starting"]
-    if len(served) != 2 or served[0].target.engine is not served[1].target.engine or served[0].target.engine is None:
+    if len(served) < 2 or served[0].target.engine is None:
         return None
-    a, b = served
-    if a.target.model and b.target.model and _base(a.target.model) != _base(b.target.model):
+    first = served[0]
+    if any(v.target.engine is not first.target.engine or not _one_model(first, v) for v in served[1:]):
         return None
-    sa, sb = _span(a), _span(b)
-    if sa is None or sb is None:
+    spans = [(span, v) for v in served if (span := _span(v)) is not None]
+    if len(spans) < len(served):
         return None
-    if sa[1] <= sb[0]:
-        return a, b
-    if sb[1] <= sa[0]:
-        return b, a
-    return None
+    times: list[list[View]] = []
+    until = -math.inf
+    for (start, end), view in sorted(spans, key=lambda x: x[0]):
+        if start >= until:
+            times.append([])
+        times[-1].append(view)
+        until = max(until, end)
+    return (tuple(times[0]), tuple(times[1])) if len(times) == 2 else None
+
+
+def _total(side: _Side, value: Callable[[View], float | None]) -> float | None:
+    """Over all servers of one time; None when one does not tell."""
+    values = [value(v) for v in side]
+    known = [v for v in values if v is not None]
+    return math.fsum(known) if len(known) == len(values) else None
+
+
+def _any(values: Sequence[bool | None]) -> bool | None:
+    return True if any(values) else None if None in values else False
+
+
+def _hull(side: _Side, fact: str) -> tuple[float, float] | None:
+    """A share of the whole side lies between the smallest and the largest of its servers."""
+    known = [k for v in side if (k := v.facts.known(fact)) is not None]
+    if not known or len(known) < len(side):
+        return None
+    return min(float(k.lo) for k in known), max(float(k.hi) for k in known)
+
+
+def _setting(side: _Side, name: str) -> str | None:
+    """A setting that all servers of one time share."""
+    values = {v.target.setting(name) for v in side}
+    return next(iter(values)) if len(values) == 1 else None
 
 
 def _gpus(view: View) -> float | None:
@@ -238,49 +280,67 @@ def _rate(view: View) -> float | None:
 
 
 def _before_after(group: FactSet, views: Sequence[View]) -> None:
-    pair = _ordered_pair(views)
-    if pair is None:
+    sides = _ordered_sides(views)
+    if sides is None:
         return
-    before, after = pair
-    source = f"{before.target.name} -> {after.target.name}"
-    gpus = _gpus(before), _gpus(after)
+    before, after = sides
+    source = " -> ".join(", ".join(v.target.name for v in side) for side in sides)
+    gpus = _total(before, _gpus), _total(after, _gpus)
     if gpus[0] and gpus[1]:
         group.set("group.gpu_ratio", measured(gpus[1] / gpus[0], "w", source))
-    rates = _rate(before), _rate(after)
+    rates = _total(before, _rate), _total(after, _rate)
     if rates[0] and rates[1] is not None:
         group.set("group.throughput_ratio", measured(rates[1] / rates[0], "w", source))
-    running = before.facts.number("req.running_max"), after.facts.number("req.running_max")
+    running = _total(before, _running_max), _total(after, _running_max)
     if running[0] and running[1] is not None:
         group.set("group.running_ratio", measured(running[1] / running[0], "w", source))
-    usage = [u for v in pair if (u := v.facts.number("kv.usage_max")) is not None]
-    if len(usage) == 2:
-        group.set("group.usage_max", measured(max(usage), "w", source))
-    shares = before.facts.known("recompute.token_share"), after.facts.known("recompute.token_share")
+    usage = [v.facts.number("kv.usage_max") for side in sides for v in side]
+    known_usage = [u for u in usage if u is not None]
+    if len(known_usage) == len(usage):
+        group.set("group.usage_max", measured(max(known_usage), "w", source))
+    shares = _hull(before, "recompute.token_share"), _hull(after, "recompute.token_share")
     if shares[0] is not None:
-        group.set("group.recompute_before", shares[0])
+        group.set("group.recompute_before", _interval(*shares[0], source))
     if shares[0] is not None and shares[1] is not None:
-        lo = float(shares[1].lo) - float(shares[0].hi)
-        hi = float(shares[1].hi) - float(shares[0].lo)
-        group.set("group.recompute_change", bound(lo, hi, "w", source) if lo < hi else measured(lo, "w", source))
-    for name, view in (("group.pressure_before", before), ("group.pressure_after", after)):
-        pressed = view.facts.known("kv.pressure")
-        waiting, count = view.facts.number("req.waiting_max"), view.facts.number("preempt.count")
-        if pressed is None:
-            continue
-        if name.endswith("before"):
-            group.set(name, measured(bool(pressed.hi) and bool(waiting or count), "w", source))
-        else:
-            group.set(name, measured(bool(pressed.hi) or bool(waiting), "w", source))
+        change = shares[1][0] - shares[0][1], shares[1][1] - shares[0][0]
+        group.set("group.recompute_change", _interval(*change, source))
+    hurt, pressed = _any([_hurts(v) for v in before]), _any([_pressed(v) for v in after])
+    if hurt is not None:
+        group.set("group.pressure_before", measured(hurt, "w", source))
+    if pressed is not None:
+        group.set("group.pressure_after", measured(pressed, "w", source))
     changed = [
         n for n in POLICY_SETTINGS
-        if (x := before.target.setting(n)) is not None and (y := after.target.setting(n)) is not None and x != y
+        if (x := _setting(before, n)) is not None and (y := _setting(after, n)) is not None and x != y
     ]  # fmt: skip
-    known = [n for n in POLICY_SETTINGS if before.target.setting(n) is not None or after.target.setting(n) is not None]
+    known = [n for n in POLICY_SETTINGS if _setting(before, n) is not None or _setting(after, n) is not None]
     if changed:
         group.set("group.policy_changed", measured(True, "c", f"{source}: {', '.join(changed)}"))
-    elif known or (before.target.args and after.target.args):
-        one_sided = [n for n in known if (before.target.setting(n) is None) != (after.target.setting(n) is None)]
+    elif known or all(v.target.args for side in sides for v in side):
+        one_sided = [n for n in known if (_setting(before, n) is None) != (_setting(after, n) is None)]
         group.set("group.policy_changed", measured(bool(one_sided), "c", source))
+
+
+def _running_max(view: View) -> float | None:
+    return view.facts.number("req.running_max")
+
+
+def _hurts(view: View) -> bool | None:
+    """Under pressure, and somebody felt it."""
+    pressed = view.facts.known("kv.pressure")
+    if pressed is None:
+        return None
+    return bool(pressed.hi) and bool(view.facts.number("req.waiting_max") or view.facts.number("preempt.count"))
+
+
+def _pressed(view: View) -> bool | None:
+    """Under pressure, or somebody waits."""
+    pressed = view.facts.known("kv.pressure")
+    return None if pressed is None else bool(pressed.hi) or bool(view.facts.number("req.waiting_max"))
+
+
+def _interval(lo: float, hi: float, source: str) -> Fact:
+    return bound(lo, hi, "w", source) if lo < hi else estimated(lo, "w", source)
 
 
 # -------------------------------------------------------------------- benchmark rows
