@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from kvdoctor.frozen import frozen
 
 if TYPE_CHECKING:
-    from kvdoctor.engines.base import Args, Engine
+    from kvdoctor.engines.base import Args, Engine, SeriesName
     from kvdoctor.findings import SourceNote
     from kvdoctor.parse.benchcsv import BenchRow
     from kvdoctor.parse.endpoints import Loads, Props, ServerInfo, Slot
@@ -230,13 +230,32 @@ class Target:
         return [(run, event) for run in self.logs for event in run.of(*kinds)]
 
     def newest_version(self) -> str | None:
-        """The version; where it is not told, the newest one that prints every message that was seen (None: nothing bounds it)."""
+        """The version; where it is not told, the newest one that prints every message and exports every series that was seen.
+
+        None where nothing bounds it, or where series of a later version say that the names were only kept on.
+        """
         if self.version is not None or self.engine is None:
             return self.version
         from kvdoctor.engines.base import version_key
 
         seen = {event.template for run in self.logs for event in run.events}
         ends = [t.until for t in self.engine.templates if t.until is not None and t.id in seen]
+        wire = {r.source.rsplit(" ", 1)[-1] for s in self.scrapes for role in s.values.values() for r in role.values()}
+        spans: dict[str, list[SeriesName]] = {name: [] for name in wire}
+        for series in self.engine.series:
+            for entry in series.names:
+                if entry.name in spans:
+                    spans[entry.name].append(entry)
+        # a name read under several roles exists from the first of them on, and as long as the last
+        begins = [min(version_key(e.since) or () for e in entries) for entries in spans.values() if entries]
+        lasts = [
+            max((e.until for e in entries if e.until is not None), key=lambda end: version_key(end) or ())
+            for entries in spans.values()
+            if entries and all(e.until is not None for e in entries)
+        ]
+        last = min(lasts, key=lambda end: version_key(end) or (), default=None)
+        if last is not None and max(begins) <= (version_key(last) or ()):
+            ends.append(last)
         return min(ends, key=lambda end: version_key(end) or (), default=None)
 
     def beside(self, tables: Iterable[Engine]) -> tuple[Engine, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from kvdoctor.facts import Fact, Known, Unknown
+from kvdoctor.normalise import normalise
 from kvdoctor.pipeline import diagnose
 from kvdoctor.snapshot import Snapshot, memory_member
 
@@ -180,3 +181,19 @@ def test_requests_seen_in_the_swap_space_tell_the_kind() -> None:
 
 def test_an_empty_swap_space_leaves_the_table_of_the_engine() -> None:
     assert known(pages(v0_page(0, 0.0, 100), v0_page(0, 0.0, 920)), "preempt.kind").hi == "recompute"
+
+
+def test_series_that_ended_with_v0_keep_later_flags_out_of_the_advice() -> None:
+    members = tuple(
+        memory_member(f"m{i}.prom", text.encode(), time=START + 60 * i)
+        for i, text in enumerate((v0_page(4, 0.1, 100), v0_page(42, 0.76, 920)))
+    )
+    target = normalise(Snapshot(members)).targets[0]
+    assert target.version is None
+    assert target.newest_version() == "0.9.0"
+
+
+def test_a_series_of_later_says_that_the_old_names_were_only_kept_on() -> None:
+    page = v0_page(0, 0.0, 100) + 'vllm:num_requests_waiting_by_reason{reason="capacity"} 3.0\n'
+    target = normalise(Snapshot((memory_member("m.prom", page.encode(), time=START),))).targets[0]
+    assert target.newest_version() is None
