@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from kvdoctor.facts import Known
+from kvdoctor.facts import Known, Unknown
 from kvdoctor.pipeline import diagnose
 from kvdoctor.snapshot import Snapshot, memory_member
 
@@ -54,3 +54,37 @@ def test_a_kill_counts_where_it_can_concern_this_server(
     assert isinstance(fact, Known)
     assert fact.hi is counts
     assert any("the kernel killed python" in entry.what for entry in report.main.timeline)
+
+
+STATS = (
+    "Oct 14 02:3{n}:10 box2 run[911]: (APIServer pid=911) INFO 10-14 02:3{n}:10 [loggers.py:127] Engine 000: "
+    "Avg prompt throughput: 210.0 tokens/s, Avg generation throughput: 400.0 tokens/s, Running: 9 reqs, "
+    "Waiting: 0 reqs, GPU KV cache usage: 18.{n}%, Prefix cache hit rate: 0.0%\n"
+)
+SAID_BY_SYSTEMD = [
+    "A process of this unit has been killed by the OOM killer.",
+    "Failed with result 'oom-kill'.",
+    "systemd-oomd killed 12 process(es) in this unit.",
+]
+
+
+def _of_unit(unit: str, said: str) -> Known | Unknown:
+    text = "".join(STATS.format(n=n) for n in range(3)) + f"Oct 14 02:32:31 box2 systemd[1]: {unit}: {said}\n"
+    report = diagnose(Snapshot((memory_member("journal.txt", text.encode()),)), ())
+    return report.main.facts["host.oom_kill"]
+
+
+@pytest.mark.parametrize("said", SAID_BY_SYSTEMD)
+@pytest.mark.parametrize("unit", ["vllm.service", "sglang@0.service", "ollama.service"])
+def test_what_systemd_says_of_the_servers_unit_is_a_kill(unit: str, said: str) -> None:
+    fact = _of_unit(unit, said)
+    assert isinstance(fact, Known)
+    assert fact.hi is True
+
+
+@pytest.mark.parametrize("said", SAID_BY_SYSTEMD)
+@pytest.mark.parametrize("unit", ["nginx.service", "docker.service", "session-3.scope"])
+def test_a_kill_in_another_unit_is_not_laid_on_the_server(unit: str, said: str) -> None:
+    fact = _of_unit(unit, said)
+    assert isinstance(fact, Unknown)
+    assert "unit" in fact.reason

@@ -25,6 +25,7 @@ SURVIVED_S = 60.0
 KILLED = 137
 """128 + SIGKILL: exit code of a container or a shell's child."""
 
+ASK_WHOSE = "give kubectl describe pod with its Image and Limits, or journalctl -u of the server's own unit"
 ASK = "kubectl describe pod (OOMKilled?), docker inspect (State.OOMKilled), or dmesg -T | grep -i oom at that time"
 
 _PROGRAMS = (
@@ -98,8 +99,9 @@ def _settle(view: View, host: HostReadings, found: _Evidence) -> None:
         facts.set("host.killed", measured(True, "e", first.source, note=first.why))
         facts.set("host.oom_kill", measured(False, "e", first.source, note=first.why))
     elif found.unclear:
-        facts.set("host.killed", Unknown(found.unclear[0].why, "give kubectl describe pod with its Image and Limits"))
-        facts.set("host.oom_kill", Unknown(found.unclear[0].why, "give kubectl describe pod with its Image and Limits"))
+        why = found.unclear[0].why
+        facts.set("host.killed", Unknown(why, ASK_WHOSE))
+        facts.set("host.oom_kill", Unknown(why, ASK_WHOSE))
     elif host.kernel or host.kube:
         facts.set("host.killed", measured(False, "e", "kernel log or pod description"))
         facts.set("host.oom_kill", measured(False, "e", "kernel log or pod description"))
@@ -229,7 +231,12 @@ def _log(view: View, found: _Evidence) -> None:
         source = run.source(event)
         if event.fields.get("denied"):
             continue
-        if event.event == "oom_kill":
+        named = event.text("process")
+        if event.event == "oom_kill" and named is not None and not is_server(named):
+            found.unclear.append(
+                _Said(source, "a unit was ended for host memory; nothing tells whether the server ran in it")
+            )
+        elif event.event == "oom_kill":
             found.proof.append(_Said(source, "killed for host memory, as the log says"))
         elif event.number("code") == KILLED:
             if denied is not None:

@@ -121,7 +121,7 @@ EVENTS: Mapping[str, str] = {
     "oom": "device out of memory; made by the log reader from kvdoctor.parse.oom; fields: requested, total, free, "
     "allocated, unallocated, reserved, cap, site, device, wording",
     "xid": "NVRM Xid; fields: number, pid, device",
-    "oom_kill": "kernel or cgroup kill; fields: pid, process, denied (bool: the runtime says that there was none)",
+    "oom_kill": "kernel, cgroup or unit kill; fields: pid, process (or systemd unit), denied (bool: the runtime says that there was none)",
 }
 """The canonical event kinds and their fields. Numbers are canonical units: bytes, tokens, fractions, seconds."""
 
@@ -691,6 +691,8 @@ def _one_of_several(pattern: str, at: int) -> bool:
 _GUESS = r"\b(?:potential|possibl[ey]|may|might|could|perhaps|probably|usually|typically|e\.g\.)(?![\w-])"
 _NO_GUESS = rf"(?:(?!{_GUESS})[^\n])*?"
 _SHORTEST_STEM = 5
+# systemd speaks of units; which one is the server's is for the reader of the events to tell
+_UNIT = r"(?P<process>[\w@:.\\-]{1,200}\.(?:service|scope|slice))"
 _EXIT_137 = ("code 137", "code: 137", "code=137", "status 137", 'code": 137', 'code":137', 'Code": 137', 'Code":137')
 GENERIC: tuple[LogTemplate, ...] = (
     LogTemplate("traceback", "error", "Traceback (most recent call last)", r"Traceback \(most recent call last\)",
@@ -705,6 +707,12 @@ GENERIC: tuple[LogTemplate, ...] = (
     LogTemplate("sigkill", "exit", "SIGKILL", rf"(?i)^{_NO_GUESS}(?:killed by|signal|received|by|status|code|with)[^\n]{{0,40}}SIGKILL", fields={"signal": "SIGKILL"}),
     LogTemplate("not_oom_killed", "oom_kill", '"OOMKilled"', r'"OOMKilled": ?false', fields={"denied": True}),
     LogTemplate("oom_killed", "oom_kill", '"OOMKilled"', r'"OOMKilled": ?true'),
+    *(LogTemplate(f"unit_{name}", "oom_kill", text, rf"(?:^|[\s\]]){_UNIT}: {re.escape(text)}")
+      for name, text in (
+          ("oom_killed", "A process of this unit has been killed by the OOM killer"),
+          ("oom_result", "Failed with result 'oom-kill'"),
+          ("oomd_killed", "systemd-oomd killed "),
+      )),
     LogTemplate("exitcode_9", "exit", "exitcode", r"(?i)exitcode[:= ]{1,3}-9\b", fields={"signal": "SIGKILL"}),
     LogTemplate("signal_9", "exit", "signal", r"(?i)(?:terminated|killed|died)[^\n]{0,60}signal[: (]{1,3}9\b", fields={"signal": "SIGKILL"}),
 )  # fmt: skip
