@@ -10,6 +10,7 @@ import pytest
 from kvdoctor.facts import Fact, Known, Unknown
 from kvdoctor.normalise import normalise
 from kvdoctor.pipeline import diagnose
+from kvdoctor.report.words import interval
 from kvdoctor.snapshot import Snapshot, memory_member
 
 START = 1_790_000_000.0
@@ -197,3 +198,47 @@ def test_a_series_of_later_says_that_the_old_names_were_only_kept_on() -> None:
     page = v0_page(0, 0.0, 100) + 'vllm:num_requests_waiting_by_reason{reason="capacity"} 3.0\n'
     target = normalise(Snapshot((memory_member("m.prom", page.encode(), time=START),))).targets[0]
     assert target.newest_version() is None
+
+
+# -------------------------------------------------------------------- a histogram of finished requests
+
+
+def sglang_page(hits: Sequence[int], running: int = 4, waiting: int = 2) -> str:
+    lines = [
+        f'sglang:num_running_reqs{{tp_rank="0"}} {running}',
+        f'sglang:num_queue_reqs{{tp_rank="0"}} {waiting}',
+        'sglang:token_usage{tp_rank="0"} 0.98',
+        "# TYPE sglang:num_retractions histogram",
+    ]
+    for edge in (0, 1, 2, 3, 5):
+        lines.append(f'sglang:num_retractions_bucket{{tp_rank="0",le="{edge}"}} {sum(h <= edge for h in hits)}')
+    lines.append(f'sglang:num_retractions_bucket{{tp_rank="0",le="+Inf"}} {len(hits)}')
+    lines.append(f'sglang:num_retractions_sum{{tp_rank="0"}} {sum(hits)}')
+    lines.append(f'sglang:num_retractions_count{{tp_rank="0"}} {len(hits)}')
+    return "\n".join([*lines, ""])
+
+
+def test_hits_of_finished_requests_are_a_lower_bound_of_the_count() -> None:
+    before, after = [0] * 40, [0] * 40 + [0] * 50 + [1] * 20 + [3] * 10
+    found = pages(sglang_page(before), sglang_page(after))
+    count = known(found, "preempt.count")
+    # six were there when the window began: six of those hit three times may have been hit before it
+    assert (count.lo, count.hi, count.how, count.span) == (20 + 4 * 3, float("inf"), "bound", "w")
+    rate = known(found, "preempt.rate")
+    assert rate.lo == pytest.approx(32 / 60)
+    assert interval(count.lo, count.hi, "count") == "32 or more"
+
+
+def test_a_wide_bucket_counts_with_the_least_it_can_hold() -> None:
+    found = pages(sglang_page([0] * 40, 0, 0), sglang_page([0] * 40 + [5] * 3 + [9] * 2, 1, 0))
+    assert known(found, "preempt.count").lo == 3 * 4 + 2 * 6
+
+
+def test_finished_requests_that_were_not_hit_prove_no_zero() -> None:
+    found = pages(sglang_page([0] * 40), sglang_page([0] * 90))
+    assert isinstance(found["preempt.count"], Unknown)
+
+
+def test_hits_of_as_many_as_were_there_before_prove_nothing() -> None:
+    found = pages(sglang_page([0] * 40), sglang_page([0] * 90 + [3] * 6))
+    assert isinstance(found["preempt.count"], Unknown)

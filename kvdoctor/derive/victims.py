@@ -84,6 +84,8 @@ def _counts(view: View) -> None:
     if not any("preempt.count" in f for f in view.ranks.values()):
         if logged is not None:
             view.rank(view.rank_names[0]).set("preempt.count", logged)
+        elif (least := _least_of_finished(view)) is not None:
+            view.rank(view.rank_names[0]).set("preempt.count", least)
         elif _absent_counter_is_zero(view):
             view.rank(view.rank_names[0]).set(
                 "preempt.count",
@@ -140,6 +142,39 @@ def _counts(view: View) -> None:
                 measured(known[top] / sum(known.values()), "w", f"engine {top}", events=sum(known.values())),
             )
     _first_on_timeline(view)
+
+
+def _least_of_finished(view: View) -> Known | None:
+    """A lower bound from preemptions per finished request: those still running add an unknown number, and whoever was
+    there when the window began may have been hit before, so that many of the most often hit do not count.
+    """
+    gathered = view.histogram("observer.preemptions")
+    if isinstance(gathered, Unknown):
+        gathered = view.histogram("preempt.per_request")
+    if isinstance(gathered, Unknown):
+        return None
+    histogram, span, source = gathered
+    earlier = 0.0
+    if span == "w":
+        queues = [view.target.scrapes[0].values.get(role) for role in ("req.running", "req.waiting")]
+        if not all(queues):
+            return None
+        earlier = math.fsum(r.value for readings in queues if readings for r in readings.values())
+    least, before, edge_before = 0.0, 0.0, -1.0
+    counting = max((histogram.buckets[-1][1] if histogram.buckets else 0.0) - earlier, 0.0)
+    for edge, cumulative in histogram.buckets:
+        counted = min(cumulative, counting)
+        # hits are whole numbers: a bucket above 2 holds 3 at least, the first one may hold 0
+        least += max(counted - before, 0.0) * (math.floor(edge_before) + 1)
+        before, edge_before = max(before, counted), edge
+    if least <= 0:
+        return None
+    note = (
+        "hits of finished requests, without as many as were there before the window"
+        if earlier
+        else "finished requests only"
+    )
+    return Known(least, math.inf, "bound", "L" if span == "L" else "w", source, note, events=least)
 
 
 def _absent_counter_is_zero(view: View) -> bool:
@@ -592,6 +627,7 @@ def _events(view: View) -> None:
         isinstance(lost_in, Delta)
         and isinstance(lost_out, Delta)
         and isinstance(count_fact, Known)
+        and count_fact.exact
         and float(count_fact.hi) > 0
     ):
         mean = (lost_in.value + lost_out.value) / float(count_fact.hi)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -338,13 +339,17 @@ def value(number: Value | None, unit: str, digits: int = 3) -> str:
 
 
 def interval(lo: Value | None, hi: Value | None, unit: str, digits: int = 3) -> str:
-    """A value, or ``between a and b`` when only bounds are known."""
+    """A value, or ``between a and b`` when only bounds are known, ``a or more`` when only the lower one is."""
+    if hi == math.inf:
+        return f"{value(lo, unit, digits)} or more"
     low, high = _ends(lo, hi, unit, digits)
     return f"between {low} and {high}" if low else high
 
 
 def span(lo: Value | None, hi: Value | None, unit: str, digits: int = 3) -> str:
     """The same in little room: ``a to b``."""
+    if hi == math.inf:
+        return f"{value(lo, unit, digits)} or more"
     low, high = _ends(lo, hi, unit, digits)
     return f"{low} to {high}" if low else high
 
