@@ -645,6 +645,14 @@ _ROWS = (
     ),
     _f("latency.itl_tail_ratio", "ratio", "t", "w", "p99 / p50"),
     _f(
+        "latency.starved_share",
+        "1",
+        "t",
+        "w",
+        "samples in which requests that already answer get under a tenth of their calm rate beside prompts / samples with "
+        "requests running",
+    ),
+    _f(
         "latency.itl_growth", "ratio", "t", "w", "mean time per token of the last interval / of the first (running > 0)"
     ),
     _f("latency.stalls", "count", "t", "w", "gaps over 1 s (a bucket edge at 1.0 s is needed)"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 
 from kvdoctor.derive.view import Stat, View
 from kvdoctor.facts import Known, Span, Unknown, estimated, worst_how
@@ -14,6 +15,9 @@ FEWEST_LINES = 3
 
 QUIET_SHARE = 0.01
 """Prompt tokens per second, against the most of any line, below which a line counts as decoding alone."""
+
+STARVED = 10.0
+"""Times the calm median gap of its rank, above which a line beside prompts counts as standing still."""
 
 BUSY_SHARE = 0.5
 """And above which prompts were computed in most of its interval."""
@@ -140,16 +144,26 @@ def _gaps_of_lines(view: View) -> None:
     alone: list[tuple[float, float]] = []
     beside: list[tuple[float, float]] = []
     lines = [s for s in view.stats if not s.batch]
-    for rank in {s.rank for s in lines}:
+    starved = 0
+    for rank in sorted({s.rank for s in lines}):
         one, other = _gaps([s for s in lines if s.rank == rank])
         alone += one
         beside += other
+        if one:
+            calm = statistics.median(gap for gap, _ in one)
+            starved += sum(gap > STARVED * calm for gap, _ in other)
     if min(len(alone), len(beside)) < FEWEST_LINES:
         return
     gaps = sorted(alone + beside)
     note = f"mean gaps of {len(alone)} stats lines without prompts and {len(beside)} beside them, by tokens"
     for name, share in (("latency.itl_p50", 0.5), ("latency.itl_p99", 0.99)):
         view.facts.set(name, estimated(_weighted(gaps, share), "w", lines[-1].source, note=note))
+    # by tokens the worst stall weighs least, for hardly any come out of it: how long it lasts is another number
+    busy = sum(1 for s in lines if s.event.number("running"))
+    view.facts.set(
+        "latency.starved_share",
+        estimated(starved / busy, "w", lines[-1].source, note=f"{starved} of {busy} stats lines with requests running"),
+    )
 
 
 def _weighted(gaps: list[tuple[float, float]], share: float) -> float:

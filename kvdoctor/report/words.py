@@ -127,6 +127,7 @@ LABELS: Mapping[str, str] = {
     "latency.itl_p99": "P99 gap between tokens",
     "latency.itl_p999": "P99.9 gap between tokens",
     "latency.itl_tail_ratio": "P99 over median gap between tokens",
+    "latency.starved_share": "time in which answers stand nearly still beside prompts",
     "latency.itl_growth": "growth of the time per token",
     "latency.stalls": "gaps over 1 s between tokens",
     "latency.stalls_per_finished": "gaps over 1 s per finished request",
