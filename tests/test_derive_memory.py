@@ -484,3 +484,45 @@ def test_processes_that_cannot_be_told_apart(rows: str, why: str) -> None:
     orphans = report.main.facts["mem.orphans"]
     assert isinstance(orphans, Unknown) or orphans.hi == 0
     intact(report)
+
+
+MIG_CARD = """+-----------------------------------------------------------------------------------------+
+| NVIDIA-SMI 570.124.06             Driver Version: 570.124.06     CUDA Version: 12.8     |
+|   0  NVIDIA A100-SXM4-80GB          On  |   00000000:18:00.0 Off |                    0 |
+| N/A   41C    P0            192W /  400W |   58330MiB /  81920MiB |    N/A      Default |
+|                                         |                        |              Enabled |
+| MIG devices:                                                                            |
+|  0    3   0   0  |           35242MiB / 40192MiB    | 42      0 |  3   0    2    0    0 |
+|  0    4   0   1  |           23010MiB / 40192MiB    | 42      0 |  3   0    2    0    0 |
+| Processes:                                                                              |
+|    0    3    0           {first:>6}      C   {mine:<34}35210MiB |
+|    0    4    0            77012      C   {other:<34}22950MiB |
+"""
+CORE = "(EngineCore_DP0 pid=13021) "
+
+
+@pytest.mark.parametrize(
+    ("pid", "mine", "other"),
+    [(13021, "VLLM::EngineCore", "VLLM::EngineCore"), (72, "VLLM::EngineCore", "python")],
+    ids=["by its pid", "by the only name of a server"],
+)
+def test_a_server_in_a_mig_instance_has_the_memory_of_that_instance(pid: int, mine: str, other: str) -> None:
+    log = vllm("0.11.0", "Available KV cache memory: 16.50 GiB", who=CORE)
+    facts = read(smi_txt=MIG_CARD.format(first=pid, mine=mine, other=other), server_log=log).main.facts
+    used, total = facts["mem.used"], facts["mem.total"]
+    assert isinstance(used, Known)
+    assert isinstance(total, Known)
+    assert (used.hi, total.hi) == (35242 * MIB, 40192 * MIB)
+    foreign = facts["mem.foreign"]
+    assert not isinstance(foreign, Known) or foreign.hi == 0
+
+
+def test_which_of_two_mig_instances_is_the_servers_is_not_guessed() -> None:
+    log = vllm("0.11.0", "Available KV cache memory: 16.50 GiB", who=CORE)
+    card = MIG_CARD.format(first=72, mine="VLLM::EngineCore", other="VLLM::EngineCore")
+    facts = read(smi_txt=card, server_log=log).main.facts
+    for name in ("mem.used", "mem.free", "mem.foreign"):
+        assert isinstance(facts[name], Unknown), name
+    used = facts["mem.used"]
+    assert isinstance(used, Unknown)
+    assert "2 instances" in used.reason

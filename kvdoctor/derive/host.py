@@ -67,7 +67,8 @@ def _gpus(view: View, host: HostReadings) -> None:
             if isinstance(reading.driver_model, str):
                 facts.set("gpu.wddm", measured(reading.driver_model.upper().startswith("WDDM"), "c", source))
             if (
-                not isinstance(reading.mem_used, Unread)
+                reading.mig is not True
+                and not isinstance(reading.mem_used, Unread)
                 and not isinstance(reading.mem_total, Unread)
                 and reading.mem_total > 0
             ):

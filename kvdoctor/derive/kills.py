@@ -28,7 +28,7 @@ KILLED = 137
 ASK_WHOSE = "give kubectl describe pod with its Image and Limits, or journalctl -u of the server's own unit"
 ASK = "kubectl describe pod (OOMKilled?), docker inspect (State.OOMKilled), or dmesg -T | grep -i oom at that time"
 
-_PROGRAMS = (
+_SERVERS = (
     "vllm",
     "sglang",
     "llama",
@@ -36,17 +36,21 @@ _PROGRAMS = (
     "triton",
     "text-generation",
     "lmdeploy",
-    "python",
     "ollama",
     "ray::",
     TORCH_PROCESS,
 )
 
 
+def names_server(command: str) -> bool:
+    """A command line or a name (of a process, unit or container) that says which inference server it is of."""
+    text = command.lower()
+    return any(word in text for word in _SERVERS)
+
+
 def is_server(command: str) -> bool:
     """A command line or a process name that an inference server can have."""
-    text = command.lower()
-    return any(word in text for word in _PROGRAMS)
+    return names_server(command) or "python" in command.lower()
 
 
 @frozen
@@ -232,7 +236,7 @@ def _log(view: View, found: _Evidence) -> None:
         if event.fields.get("denied"):
             continue
         named = event.text("process")
-        if event.event == "oom_kill" and named is not None and not is_server(named):
+        if event.event == "oom_kill" and named is not None and not names_server(named):
             found.unclear.append(
                 _Said(source, "a unit was ended for host memory; nothing tells whether the server ran in it")
             )

@@ -578,6 +578,7 @@ def _start_overlaps(a: tuple[float, float] | None, b: tuple[float, float] | None
     return a is not None and b is not None and a[0] <= b[1] + 5 and b[0] <= a[1] + 5
 
 
+MIG_HINT = "ask NVML for the MIG instance by its UUID (nvidia-smi -L lists them), or use the engine's metrics"
 LOST_HINT = "dmesg -T | grep -i xid; then drain the node and reset or replace the device"
 
 _SHARED_MEMORY = ("GB10", "ORIN", "THOR", "XAVIER", "TEGRA", "JETSON")
@@ -615,8 +616,16 @@ def _devices(view: View, host: HostReadings) -> None:
             processes = [(p, f"{timed.origin}:{p.line}") for p in timed.value.processes]
         elif timed.value.processes:
             processes = [(p, f"{timed.origin}:{p.line}") for p in timed.value.processes]
+    pids = {p for run in view.target.logs for p in run.pids}
     for name, (reading, source) in latest.items():
         facts = view.devices.setdefault(name, FactSet())
+        part = devices.instance(reading, host, pids)
+        if part is not None and name not in gone:
+            _instance(facts, part)
+            if part.found is not None:
+                # what lives in another instance can take nothing from this one
+                processes = [(p, s) for p, s in processes if isinstance(p.gi, Unread) or p.gi == part.found.gi]
+            continue
         for field_name, fact in (
             ("mem_total", "mem.total"),
             ("mem_used", "mem.used"),
@@ -677,6 +686,22 @@ def _devices(view: View, host: HostReadings) -> None:
         view.facts.set("mem.twin_workers", measured(0.0, told.span, told.source))
 
 
+def _instance(facts: FactSet, part: devices.Instance) -> None:
+    """``mem.*`` of the server's own instance of a device in MIG mode."""
+    if part.found is None:
+        for fact in ("mem.total", "mem.used", "mem.free"):
+            facts.set(fact, Unknown(part.why, MIG_HINT))
+        return
+    total, used, free = part.found.mem_total, part.found.mem_used, part.found.mem_free
+    for fact, value in (("mem.total", total), ("mem.used", used), ("mem.free", free)):
+        if not isinstance(value, Unread):
+            facts.set(fact, measured(float(value), "i", part.source, note="of the server's MIG instance"))
+        elif fact == "mem.free" and not isinstance(total, Unread) and not isinstance(used, Unread):
+            facts.set(fact, estimated(float(max(total - used, 0)), "i", part.source, note="total - used"))
+        else:
+            facts.set(fact, Unknown(f"{part.source}: {value.reason}", MIG_HINT))
+
+
 def _engine_like(name: object) -> bool:
     text = str(name).lower()
     return any(
@@ -708,10 +733,11 @@ def _twins(processes: Sequence[tuple[GpuProcess, str]]) -> int:
         device = next(
             (d for d in (process.gpu_uuid, process.gpu_pci, process.gpu_index) if not isinstance(d, Unread)), None
         )
+        place = None if isinstance(process.gi, Unread) else process.gi
         if device is None or isinstance(process.name, Unread) or isinstance(process.pid, Unread):
             continue
         if process.name.lower().startswith(_TITLES):
-            seen.setdefault((device, process.name), set()).add(process.pid)
+            seen.setdefault((device, place, process.name), set()).add(process.pid)
     return sum(len(pids) - 1 for pids in seen.values())
 
 
@@ -791,7 +817,7 @@ def _foreign(view: View, host: HostReadings, processes: list[tuple[GpuProcess, s
 
 def _neighbours(view: View, processes: list[tuple[GpuProcess, str]]) -> Known | None:
     """What others hold at least and at most, where one device is listed and this server can only be one of its programs."""
-    places = {(p.gpu_index, p.gpu_uuid, p.gpu_pci) for p, _ in processes}
+    places = {(p.gpu_index, p.gpu_uuid, p.gpu_pci, p.gi) for p, _ in processes}
     if len(places) != 1 or len(view.devices) > 1:
         return None
     programs: dict[str, float] = {}

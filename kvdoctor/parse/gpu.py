@@ -338,6 +338,9 @@ _COLUMNS: Mapping[str, tuple[str, _Reader]] = {
     "mig.mode.current": ("mig", _switch),
 }
 _APP_COLUMNS: Mapping[str, tuple[str, _Reader]] = {
+    "gpu_index": ("gpu_index", _whole),
+    "gpu_instance_id": ("gi", _whole),
+    "compute_instance_id": ("ci", _whole),
     "gpu_uuid": ("gpu_uuid", _word),
     "gpu_bus_id": ("gpu_pci", _word),
     "pid": ("pid", _whole),
@@ -345,6 +348,16 @@ _APP_COLUMNS: Mapping[str, tuple[str, _Reader]] = {
     "name": ("name", _word),
     "used_gpu_memory": ("used", _size),
     "used_memory": ("used", _size),
+}
+# nvidia-smi lists instances in its table and in -q only; these columns, and the places of a process, are a capture's
+_INSTANCE_COLUMNS: Mapping[str, tuple[str, _Reader]] = {
+    "gpu_index": ("gpu_index", _whole),
+    "gpu_bus_id": ("gpu_pci", _word),
+    "gpu_instance_id": ("gi", _whole),
+    "compute_instance_id": ("ci", _whole),
+    "memory.total": ("mem_total", _size),
+    "memory.used": ("mem_used", _size),
+    "memory.free": ("mem_free", _size),
 }
 _OTHER_COLUMNS = frozenset({"timestamp", "driver_version", "count", "pstate", "gpu_name", "fan.speed", "compute_cap"})
 _COLUMN = re.compile(r"([a-z_][a-z0-9_.]{0,60})(?: \[([A-Za-z%]{1,8})\])?")
@@ -371,9 +384,10 @@ def _csv_columns(line: str) -> list[tuple[str, str]] | None:
 
 def _parse_csv(lines: Sequence[str]) -> GpuReport:
     columns: list[tuple[str, str]] = []
-    apps = False
+    apps = instances = False
     readings: list[GpuReading] = []
     processes: list[GpuProcess] = []
+    mig: list[MigReading] = []
     driver: str | Unread = _NOT_PRINTED
     refused = _Refusals()
     listed = False
@@ -386,6 +400,7 @@ def _parse_csv(lines: Sequence[str]) -> GpuReport:
             columns = header
             names = {name for name, _ in columns}
             apps = "pid" in names
+            instances = "gpu_instance_id" in names and not apps
             listed = listed or apps
             continue
         cells = [cell.strip() for cell in line.split(",")]
@@ -404,6 +419,8 @@ def _parse_csv(lines: Sequence[str]) -> GpuReport:
             driver = _word(row["driver_version"][0])
         if apps:
             processes.append(_app_row(row, number))
+        elif instances:
+            mig.append(_instance_row(row, number))
         else:
             readings.append(_gpu_row(row, number, driver))
     return GpuReport(
@@ -411,7 +428,7 @@ def _parse_csv(lines: Sequence[str]) -> GpuReport:
         readings=tuple(readings),
         processes=tuple(processes),
         processes_listed=listed,
-        mig=(),
+        mig=tuple(mig),
         driver=driver,
         bad=tuple(refused.kept),
         bad_count=refused.count,
@@ -451,6 +468,15 @@ def _app_row(row: Mapping[str, tuple[str, str]], number: int) -> GpuProcess:
             values[key] = read(cell, unit)
     values["time"] = _wall_clock(row["timestamp"][0]) if "timestamp" in row else None
     return GpuProcess(line=number, **values)  # type: ignore[arg-type]
+
+
+def _instance_row(row: Mapping[str, tuple[str, str]], number: int) -> MigReading:
+    values: dict[str, object] = {field: _NOT_PRINTED for field, _ in _INSTANCE_COLUMNS.values()}
+    for name, (cell, unit) in row.items():
+        if name in _INSTANCE_COLUMNS:
+            key, read = _INSTANCE_COLUMNS[name]
+            values[key] = read(cell, unit)
+    return MigReading(line=number, **values)  # type: ignore[arg-type]
 
 
 @dataclass(slots=True)

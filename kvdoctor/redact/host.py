@@ -10,7 +10,7 @@ from email.utils import format_datetime
 from typing import Any
 
 from kvdoctor.parse import TORCH_PROCESS, Unread
-from kvdoctor.parse.gpu import THROTTLE_BITS, GpuProcess, GpuReading, GpuReport
+from kvdoctor.parse.gpu import THROTTLE_BITS, GpuProcess, GpuReading, GpuReport, MigReading
 from kvdoctor.parse.kernel import (
     Autoscaler,
     CgroupMemory,
@@ -77,6 +77,7 @@ def gpu(report: GpuReport, veil: Veil) -> bytes:
     if not rows and not report.processes_listed:
         lines.append("memory.used, memory.total")
     lines += _tables(rows)
+    lines += _tables([_instance_row(instance, veil) for instance in report.mig])
     names = {process.name for process in report.processes if not isinstance(process.name, Unread)}
     alike = Counter(veil.command(name) for name in names)
     apps = [_process_row(process, alike, veil) for process in report.processes]
@@ -137,6 +138,20 @@ def _reason(name: str, veil: Veil) -> str:
     return name if name in THROTTLE_BITS.values() or re.fullmatch(r"bit_0x[0-9a-f]{1,16}", name) else veil.token(name)
 
 
+def _instance_row(m: MigReading, veil: Veil) -> dict[str, str]:
+    return _row(
+        {
+            "gpu_index": (m.gpu_index, str),
+            "gpu_bus_id": (m.gpu_pci, lambda v: _known(v, _BUS, veil)),
+            "gpu_instance_id": (m.gi, str),
+            "compute_instance_id": (m.ci, str),
+            "memory.total": (m.mem_total, _bytes),
+            "memory.used": (m.mem_used, _bytes),
+            "memory.free": (m.mem_free, _bytes),
+        }
+    )
+
+
 def _process_row(p: GpuProcess, alike: Mapping[str, int], veil: Veil) -> dict[str, str]:
     def program(name: str) -> str:
         # the same program from two places is two servers: that stays visible
@@ -146,6 +161,9 @@ def _process_row(p: GpuProcess, alike: Mapping[str, int], veil: Veil) -> dict[st
     row = _row(
         {
             "pid": (p.pid, str),
+            "gpu_index": (p.gpu_index, str),
+            "gpu_instance_id": (p.gi, str),
+            "compute_instance_id": (p.ci, str),
             "gpu_uuid": (p.gpu_uuid, lambda v: _uuid(v, veil)),
             "gpu_bus_id": (p.gpu_pci, lambda v: _known(v, _BUS, veil)),
             "process_name": (p.name, program),
