@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from kvdoctor.derive.load import FULL
 from kvdoctor.derive.victims import is_v0
 from kvdoctor.derive.view import View
+from kvdoctor.derive.work import prefills
 from kvdoctor.facts import FACTS as TABLE
 from kvdoctor.facts import Known, Unknown, combine, estimated, measured
 from kvdoctor.frozen import frozen
@@ -247,7 +248,8 @@ def _prefixes(view: View) -> None:
     for length in lengths:
         for members in groups:
             # a turn adds little to a long conversation: lengths within 5 % are the same one coming back
-            if abs(length - members[-1]) <= 0.05 * max(length, members[-1]):
+            # (the very same length is another prompt of that kind: a turn adds something)
+            if 0 < abs(length - members[-1]) <= 0.05 * max(length, members[-1]):
                 members.append(length)
                 break
         else:
@@ -275,19 +277,7 @@ def _prompt_lengths(view: View) -> Sequence[float]:
     found = [v for _, e in view.target.events("request_in") if (v := e.number("prompt_tokens")) is not None]
     if found:
         return found
-    out: list[float] = []
-    pending_before: float | None = None
-    for stat in view.stats:
-        if stat.batch != "prefill":
-            continue
-        pending, new, cached = (stat.event.number(k) for k in ("pending_tokens", "new_tokens", "cached_tokens"))
-        if pending is None or new is None or stat.event.number("waiting"):
-            pending_before = pending
-            continue
-        if pending_before is None or pending > pending_before:
-            out.append(pending + new + (cached if cached is not None else 0.0))
-        pending_before = pending
-    return out
+    return [p.length for p in prefills(view)[0] if p.sequences == 1 and p.in_pieces]
 
 
 __all__ = ["Sample", "add", "samples"]

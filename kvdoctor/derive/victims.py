@@ -7,6 +7,7 @@ import math
 from kvdoctor.derive.latency import STALL_S
 from kvdoctor.derive.load import usage_samples
 from kvdoctor.derive.view import Delta, Sampled, View
+from kvdoctor.derive.work import prefills
 from kvdoctor.engines.base import version_key
 from kvdoctor.facts import FACTS as TABLE
 from kvdoctor.facts import Fact, Known, Span, Unknown, bound, combine, estimated, measured
@@ -17,6 +18,8 @@ from kvdoctor.readings import Histogram
 REPEAT_S = 30.0
 NEAR_TOKENS = 512.0
 NEAR_SHARE = 0.25
+PIECES_S = 10.0
+"""Seconds of prefill that pieces of prompts must cover for a speed: log lines carry whole seconds."""
 
 
 def add(view: View) -> None:
@@ -1074,6 +1077,13 @@ def _prefill_speed(view: View) -> Known | None:
     ]
     if rates:
         return Known(max(rates), max(rates), "estimated", "w", "prefill batch lines", "largest input throughput")
+    pieces = prefills(view)[1]
+    seconds = math.fsum(p.seconds for p in pieces)
+    if seconds >= PIECES_S:
+        speed = math.fsum(p.tokens for p in pieces) / seconds
+        return Known(
+            speed, speed, "estimated", "w", "prefill batch lines", "pieces of prompts / time to the next piece"
+        )
     return None
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from kvdoctor.derive.view import View
 from kvdoctor.facts import Known, Span, Unknown, bound, estimated, measured
+from kvdoctor.frozen import frozen
 from kvdoctor.readings import Histogram
 
 
@@ -89,15 +91,17 @@ def _lengths(view: View, role: str, stem: str, field: str) -> Histogram | None:
         ):
             facts.set(f"{stem}_{label}", measured(value, "w", "request log", requests=float(n)))
         return Histogram(tuple((v, float(i + 1)) for i, v in enumerate(values)), float(n), math.fsum(values))
-    if role == "work.prompt" and (found := _prompts_of_prefill_lines(view)):
-        mean = math.fsum(v for v, _ in found) / len(found)
+    if role == "work.prompt" and (found := prefills(view)[0]):
+        mean = math.fsum(p.length for p in found) / len(found)
         facts.set(
             "work.prompt_mean",
-            estimated(mean, "w", found[-1][1], note="prompt lengths of the prefill lines", requests=float(len(found))),
+            estimated(
+                mean, "w", found[-1].source, note="prompt lengths of the prefill lines", requests=float(len(found))
+            ),
         )
-        ordered = sorted(v for v, _ in found)
+        ordered = sorted(p.length for p in found)
         facts.set(
-            "work.prompt_p50", estimated(ordered[len(ordered) // 2], "w", found[-1][1], requests=float(len(found)))
+            "work.prompt_p50", estimated(ordered[len(ordered) // 2], "w", found[-1].source, requests=float(len(found)))
         )
     if role == "work.prompt":
         _mean_of_totals(view)
@@ -129,26 +133,90 @@ def _mean_of_totals(view: View) -> None:
     facts.set("work.prompt_mean", estimated(mean, tokens.span, tokens.source, note=note, requests=count))
 
 
-def _prompts_of_prefill_lines(view: View) -> list[tuple[float, str]]:
-    """SGLang: prompt length from the first chunk of each prefill (new + cached + pending tokens over its sequences)."""
-    out: list[tuple[float, str]] = []
-    pending_before: float | None = None
+@dataclass(slots=True)
+class Prefill:
+    """What consecutive prefill lines computed: the pieces of one prompt, or several prompts in one batch."""
+
+    tokens: float
+    sequences: float
+    source: str
+    in_pieces: bool = False
+
+    @property
+    def length(self) -> float:
+        """Tokens of one prompt, on average."""
+        return self.tokens / self.sequences
+
+
+@dataclass(slots=True)
+class _Open:
+    """A rank's lines so far: the prompt that is being put together, and whether its last line was cut by the chunk size."""
+
+    prefill: Prefill | None = None
+    cut: bool = False
+    pending: float | None = None
+    at: tuple[float | None, float] = (None, 0.0)
+
+
+@frozen
+class Piece:
+    """A piece of a prompt that was followed by the next one: its tokens, and the seconds between their lines."""
+
+    tokens: float
+    seconds: float
+
+
+def prefills(view: View) -> tuple[list[Prefill], list[Piece]]:
+    """SGLang: prompts from its prefill lines, pieces joined; and the pieces whose time is told.
+
+    Where a line tells the tokens still pending, the first line of a prompt gives its whole length. Where it does not, a line as
+    long as the chunk size was cut there, and the next prefill line of the rank goes on with the same prompt.
+    """
+    chunk = _chunk(view)
+    prompts: list[Prefill] = []
+    pieces: list[Piece] = []
+    ranks: dict[str, _Open] = {}
     for stat in view.stats:
+        rank = ranks.setdefault(stat.rank, _Open())
         if stat.batch != "prefill":
+            rank.prefill, rank.cut, rank.at = None, False, (None, 0.0)
             continue
         new, cached, pending, count = (
             stat.event.number(k) for k in ("new_tokens", "cached_tokens", "pending_tokens", "new_seqs")
         )
-        rest = pending if pending is not None else 0.0
-        continued = pending_before is not None and pending_before > 0 and rest < pending_before
-        pending_before = pending
-        if new is None or not count or continued:
+        goes_on = rank.cut
+        if pending is not None or rank.pending is not None:
+            rest = pending if pending is not None else 0.0
+            goes_on = bool(rank.pending) and rest < (rank.pending or 0.0)
+        began, before = rank.at
+        if goes_on and began is not None and stat.time is not None and stat.time >= began:
+            pieces.append(Piece(before, stat.time - began))
+        rank.pending, rank.at = pending, (stat.time, new if new is not None else 0.0)
+        rank.cut = new is not None and chunk is not None and new >= chunk
+        if new is None or not count:
+            rank.prefill, rank.cut = None, False
+            continue
+        here = new + (cached if cached is not None else 0.0)
+        if goes_on:
+            if pending is None and rank.prefill is not None:
+                rank.prefill.tokens += here
+                rank.prefill.sequences += count - 1
+                rank.prefill.in_pieces = True
             continue
         if pending and stat.event.number("waiting"):
             continue  # pending tokens are then those of the whole queue
-        length = new + (cached if cached is not None else 0.0) + rest
-        out.append((length / count, stat.source))
-    return out
+        rank.prefill = Prefill(here + (pending or 0.0), count, stat.source, bool(pending))
+        prompts.append(rank.prefill)
+    return prompts, pieces
+
+
+def _chunk(view: View) -> float | None:
+    """Tokens at which a prompt is cut: as set, else the largest piece of the log where it came more than once."""
+    told = view.target.setting("chunk")
+    if told is not None and told.lstrip("-").isdigit():
+        return float(told) if int(told) > 0 else None
+    sizes = [v for s in view.stats if s.batch == "prefill" and (v := s.event.number("new_tokens")) is not None]
+    return max(sizes) if sizes and sizes.count(max(sizes)) > 1 else None
 
 
 def _moments(histogram: Histogram) -> tuple[float, float] | None:
