@@ -90,6 +90,8 @@ class _Part:
         self.slots: list[Timed[tuple[endpoints.Slot, ...]]] = []
         self.props: list[Timed[endpoints.Props]] = []
         self.info: list[Timed[endpoints.ServerInfo]] = []
+        self.router: list[Timed[endpoints.ServerInfo]] = []
+        self.configs: list[Timed[Mapping[str, object]]] = []
         self.loads: list[Timed[endpoints.Loads]] = []
         self.iters: list[Timed[tuple[IterationRow, ...]]] = []
         self.versions: list[Timed[str]] = []
@@ -320,6 +322,21 @@ class _Part:
 
     def _endpoint(self, member: Member, kind: str, parsed: T | Unread, into: list[Timed[T]]) -> None:
         if isinstance(parsed, Unread):
+    def _router_info(self, member: Member, text: str) -> None:
+        from kvdoctor.parse import endpoints
+
+        self._endpoint(member, "server info", endpoints.router_info(text), self.router)
+
+    def _model_config(self, member: Member, text: str) -> None:
+        from kvdoctor.parse import endpoints
+
+        found = endpoints.model_config(text)
+        if isinstance(found, Unread):
+            self._note(member, "model config", f"not used: {found.reason}")
+            return
+        self.configs.append(Timed(member.origin, member.time, found))
+        self._note(member, "model config", "ok")
+
             self._note(member, kind, f"could not be read: {parsed.reason}")
             return
         self._note(member, kind, "ok")
@@ -413,6 +430,8 @@ class _Assembly:
         self.commands = [i for p in parts for i in p.commands]
         self.host = HostReadings()
         for room in fields(HostReadings):
+        self.router = [i for p in parts for i in p.router]
+        self.configs = [i for p in parts for i in p.configs]
             into = getattr(self.host, room.name)
             for part in parts:
                 into.extend(getattr(part.host, room.name))
@@ -466,6 +485,7 @@ class _Assembly:
                 owner = self._owner(name, item.origin, targets)
                 getattr(owner, attribute).append(item)
                 owner.sources.extend(s for s in self.sources if s.origin == item.origin and s not in owner.sources)
+            ("tgi", self.router, "server_info"),
         for command in self.commands:
             home = next((t for t in targets if t.engine is not None and t.engine.name == command.value[0]), None)
             if home is None:
@@ -480,6 +500,12 @@ class _Assembly:
                 targets[0].model = targets[0].model or item.value[0]
                 if item.value[1] is not None:
                     targets[0].args.setdefault("max_model_len", f"{item.value[1]:.0f}")
+        for config in self.configs:
+            near = [t for t in targets if _place(config.origin) in {_place(o) for o in _origins(t)}] or targets
+            # one configuration beside servers of several models belongs to nobody
+            if len({_base(t.model) for t in near if t.model}) <= 1:
+                for target in near:
+                    target.config = config
 
     @staticmethod
     def _owner(name: str, origin: str, targets: list[Target]) -> Target:
@@ -1250,6 +1276,8 @@ def _name(targets: list[Target]) -> None:
         parts = [target.engine.name if target.engine else "unknown engine"]
         if target.model:
             parts.append(_base(target.model))
+        target.args = {**prop.value.settings, **target.args}
+    target.model = target.model or target.setting("model")
         target.name = " ".join(parts)
     names = [t.name for t in targets]
     for target in targets:

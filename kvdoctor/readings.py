@@ -215,6 +215,7 @@ class Target:
     props: list[Timed[Props]] = field(default_factory=list)
     server_info: list[Timed[ServerInfo]] = field(default_factory=list)
     loads: list[Timed[Loads]] = field(default_factory=list)
+    config: Timed[Mapping[str, object]] | None = None
     iterations: list[Timed[tuple[IterationRow, ...]]] = field(default_factory=list)
     earlier_runs: int = 0
     sources: list[SourceNote] = field(default_factory=list)

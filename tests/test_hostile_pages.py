@@ -17,7 +17,21 @@ vllm:num_preemptions_total{engine="1"} VALUE
 """
 
 
-@pytest.mark.parametrize("kind", ["version", "models", "slots", "props", "server-info", "loads", "iterstats", "probe"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "version",
+        "models",
+        "slots",
+        "props",
+        "server-info",
+        "router-info",
+        "model-config",
+        "loads",
+        "iterstats",
+        "probe",
+    ],
+)
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b"[[", b'{"data": 3}', b'{"data": [1, null]}', b"null", b'"x"', b"\xff\xfe"]
 )

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from redact_helpers import archived, judged
 
 from kvdoctor.engines.base import engines
+from kvdoctor.kvsize import kv_size
 from kvdoctor.normalise import normalise
 from kvdoctor.parse import Unread, benchcsv, endpoints, gpu, iterstats, kernel, logevents, probe_result, torch_snapshot
 from kvdoctor.redact import RAW_NOTE, documents, redact
@@ -533,6 +534,31 @@ LOADS = '{"version": "0.5.23", "loads": [{"dp_rank": 0, "timestamp": 1785207615.
 PROPS = '{"total_slots": 2, "model_path": "tiny.gguf", "build_info": "b5012-deadbee", "default_generation_settings": {"n_ctx": 512}}'
 
 
+ROUTER = '{"model_id": "acme/m-7b", "model_sha": "ab12", "max_concurrent_requests": 128, "max_total_tokens": 8192, "max_batch_total_tokens": 121000, "version": "3.3.4"}'
+CONFIG = '{"_name_or_path": "/home/me/secret", "architectures": ["SecretForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16", "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "auto_map": {"x": "secret"}}'
+
+
+def test_a_model_config_keeps_what_its_size_follows_from() -> None:
+    reduced = documents.model_config(CONFIG, VEIL)
+    assert reduced is not None
+    assert b"ecret" not in reduced
+    assert kv_size(json.loads(reduced)).per_token == kv_size(json.loads(CONFIG)).per_token == 131072
+    other = documents.model_config(CONFIG.replace('"llama"', '"acme-secret"'), VEIL)
+    assert other is not None
+    assert b"ecret" not in other
+    assert kv_size(json.loads(other)).per_token is None
+
+
+def test_router_information_keeps_its_limits() -> None:
+    reduced = documents.router_info(ROUTER, VEIL)
+    assert reduced is not None
+    before, after = endpoints.router_info(ROUTER), endpoints.router_info(reduced.decode())
+    assert isinstance(before, endpoints.ServerInfo)
+    assert isinstance(after, endpoints.ServerInfo)
+    assert (before.version, before.pool_tokens, before.states) == (after.version, after.pool_tokens, after.states)
+    assert after.settings["max_total_tokens"] == "8192"
+
+
 def test_endpoint_answers_read_the_same() -> None:
     for read, reduce, text in (
         (endpoints.slots, documents.slots, SLOTS),
@@ -552,7 +578,7 @@ def test_endpoint_answers_read_the_same() -> None:
     assert after.settings["mem_fraction_static"] == "0.85"
 
 
-@pytest.mark.parametrize("reduce", [documents.slots, documents.loads, documents.props, documents.server_info, documents.models, documents.version, documents.probe])  # fmt: skip
+@pytest.mark.parametrize("reduce", [documents.slots, documents.loads, documents.props, documents.server_info, documents.models, documents.version, documents.probe, documents.router_info, documents.model_config])  # fmt: skip
 @given(text=st.text(max_size=60) | st.sampled_from(["[[[", "null", "3", "[1]", '{"loads": [1], "data": [2]}', '{"version": null}']))  # fmt: skip
 @settings(max_examples=40)
 def test_an_answer_of_another_shape_never_raises(reduce, text: str) -> None:  # type: ignore[no-untyped-def]

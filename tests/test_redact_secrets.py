@@ -227,6 +227,8 @@ def _documents() -> dict[str, tuple[str, str]]:
         "props.json": ("props", json.dumps({"total_slots": 2, "model_path": f"/mnt/{every[29]}/m.gguf", "build_info": f"b5012-{every[29]}",
                                             "chat_template": ALL, "default_generation_settings": {"n_ctx": 512, "model": f"/home/{every[16]}/m.gguf", "prompt": ALL}})),
         "info.json": ("server-info", json.dumps(info)),
+        "router.json": ("router-info", json.dumps({"model_id": f"/mnt/{every[29]}/m", "max_total_tokens": 9, "model_sha": every[3], "docker_label": every[7], every[5]: 1})),
+        "config.json": ("model-config", json.dumps({"model_type": every[2], "num_hidden_layers": 2, "_name_or_path": f"/mnt/{every[29]}/m", "layer_types": [every[4], "full_attention"], "auto_map": {s: s for s in every}})),
         "loads.json": ("loads", json.dumps({"loads": [{"num_running_reqs": 1, "host": s, "queues": {"grammar": 0, "who": s}} for s in every], "version": f"0.5.1+{every[29]}"})),
         "models.json": ("models", json.dumps({"data": [{"id": f"/mnt/{s}/m", "owned_by": s, "root": s, "max_model_len": 9} for s in every]})),
         "version.json": ("version", json.dumps({"version": f"0.32.0+{every[29]}", "host": every[13]})),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvdoctor.sim import kv_bytes_per_token, kv_size, mla_bytes_per_token
+from kvdoctor.kvsize import kv_bytes_per_token, kv_size, mla_bytes_per_token
 
 LLAMA_70B = {
     "model_type": "llama",

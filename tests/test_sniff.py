@@ -35,6 +35,8 @@ KINDS = {
     "slots": json.dumps([{"id": 0, "id_task": 4, "n_ctx": 8192, "is_processing": True}]),
     "props": json.dumps({"default_generation_settings": {"n_ctx": 8192}, "total_slots": 4}),
     "server-info": json.dumps({"internal_states": [{}], "mem_fraction_static": 0.9}),
+    "router-info": json.dumps({"model_id": "acme/m", "max_concurrent_requests": 128, "max_batch_total_tokens": 9000}),
+    "model-config": json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 32}),
     "probe": json.dumps({"schema": "kvdoctor.probe/1", "device": None}),
     "log-events": json.dumps({"schema": "kvdoctor.log/1", "events": []}),
     "prometheus-answer": json.dumps({"status": "success", "data": {"resultType": "matrix", "result": []}}),

@@ -11,7 +11,7 @@ import typer
 from kvdoctor.cli import EXIT_UNKNOWN, common
 
 if TYPE_CHECKING:
-    from kvdoctor.sim import KvSize
+    from kvdoctor.kvsize import KvSize
 
 _UNITS = {"": 1.0, "b": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30, "tib": 2.0**40, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}  # fmt: skip
 
@@ -106,7 +106,7 @@ def _kv(
 ) -> KvSize:
     import json
 
-    from kvdoctor.sim import KvSize, kv_bytes_per_token, kv_size, mla_bytes_per_token
+    from kvdoctor.kvsize import KvSize, kv_bytes_per_token, kv_size, mla_bytes_per_token
 
     numbers = [layers, kv_heads, head_dim, mla_rank]
     if config is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kvdoctor.derive import faults, latency, liveness, load, memory, runners, shape, spread, victims, work
+from kvdoctor.derive import faults, latency, liveness, load, memory, model, runners, shape, spread, victims, work
 from kvdoctor.derive import group as _group
 from kvdoctor.derive import host as _host
 from kvdoctor.derive.view import View
@@ -38,6 +38,7 @@ def derive(intake: Intake) -> Derived:
         shape.add(view)
         liveness.add(view, intake.host)
         memory.no_device(view)
+        model.add(view)
         load.pressure(view)
         view.hint_bounds()
     memory.peers_starting(views, intake.host)

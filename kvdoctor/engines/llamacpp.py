@@ -327,6 +327,7 @@ CANONICAL: Mapping[str, tuple[str, ...]] = {
     "chunk": ("ubatch_size",),
     "kv_dtype": ("cache_type_k",),
     "prefix": ("cache_prompt",),
+    "max_model_len": ("n_ctx",),
     "model": ("model", "hf_repo", "model_path"),
     "port": ("port",),
     "lora": ("lora",),

@@ -38,6 +38,8 @@ KINDS = frozenset(
         "slots",
         "props",
         "server-info",
+        "router-info",
+        "model-config",
         "loads",
         "torch-snapshot",
         "probe",

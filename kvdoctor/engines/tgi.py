@@ -686,7 +686,7 @@ ENGINE = Engine(
         "lorax-router",
     ),
     default_port=3000,
-    endpoints=(Endpoint("/metrics", "exposition"), Endpoint("/info", "info", once=True)),
+    endpoints=(Endpoint("/metrics", "exposition"), Endpoint("/info", "router-info", once=True)),
     series=_SERIES,
     templates=_TEMPLATES,
     levers=_LEVERS,

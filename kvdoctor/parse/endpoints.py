@@ -1,4 +1,5 @@
-"""JSON that servers answer with: llama.cpp's /slots and /props, SGLang's /server_info and /v1/loads, error bodies.
+"""JSON that servers answer with: llama.cpp's /slots and /props, SGLang's /server_info and /v1/loads, TGI's /info, error
+bodies; and the config.json of a model.
 
 Pure functions over text. A field that is not there, is not a number, or says "unlimited" (-1) is None, never 0. A text of
 another shape is an :class:`~kvdoctor.parse.Unread` with the reason.
@@ -46,6 +47,12 @@ class Props:
     model: str | None
     build: str | None
 
+    @property
+    def settings(self) -> dict[str, str]:
+        """What it says of the configuration, under llama-server's own names."""
+        told = {"total_slots": self.slots, "n_ctx": self.n_ctx}
+        return {name: str(value) for name, value in told.items() if value}
+
 
 @frozen
 class SchedulerState:
@@ -62,7 +69,8 @@ class SchedulerState:
 
 @frozen
 class ServerInfo:
-    """SGLang's /server_info (or /get_server_info): ``settings`` are the scalar settings as text, unset ones left out."""
+    """SGLang's /server_info (or /get_server_info) or TGI's /info: ``settings`` are the scalar settings as text, unset ones
+    left out."""
 
     version: str | None
     pool_tokens: int | None
@@ -250,6 +258,30 @@ def server_info(text: str) -> ServerInfo | Unread:
         settings=settings,
         states=tuple(_state(_object(state)) for state in listed),
     )
+
+
+def router_info(text: str) -> ServerInfo | Unread:
+    """TGI's ``GET /info``: the model and the router's limits. It tells no state of a scheduler."""
+    value = _decode(text)
+    if isinstance(value, Unread):
+        return value
+    row = _object(value)
+    if "model_id" not in row:
+        return Unread("not TGI's information")
+    settings = {k: str(v) for k, v in row.items() if isinstance(v, (str, int, float)) and v != ""}
+    return ServerInfo(_text(row, "version"), _count(row, "max_batch_total_tokens"), settings, ())
+
+
+def model_config(text: str) -> Mapping[str, object] | Unread:
+    """A model's ``config.json`` (Hugging Face names), as it is."""
+    value = _decode(text)
+    if isinstance(value, Unread):
+        return value
+    row = _object(value)
+    inner = _object(row.get("text_config"))
+    if not any(k in part for part in (row, inner) for k in ("num_hidden_layers", "n_layer", "num_layers")):
+        return Unread("not the configuration of a language model")
+    return row
 
 
 def _state(row: Mapping[str, object]) -> SchedulerState:

@@ -16,6 +16,10 @@ _SAMPLE = re.compile(
 )
 _METRIC_COMMENT = re.compile(r"# (?:HELP|TYPE|UNIT) [a-zA-Z_:]|# EOF\b")
 _PS_HEADER = re.compile(r"^\s*(?:USER|UID|PID|PPID|STAT|S)\b.*\b(?:CMD|COMMAND|ARGS)\s*$|^\s*PID\b.*\bPPID\b", re.I)
+# docker stats, kubectl top pod, /proc/PID/status
+_USAGE = re.compile(
+    r"(?:CONTAINER|NAME)\b.*\bMEM USAGE / LIMIT\b|(?:NAMESPACE\s+)?(?:POD\s+)?NAME\s+CPU\(cores\)\s+MEMORY\(bytes\)|.*\bVmRSS:\s+\d+ kB"
+)
 _TOP = re.compile(r"top - \d\d?:\d\d:\d\d up ")
 _KERNEL = re.compile(
     r"NVRM: Xid|oom-kill:|Out of memory: Kill|Memory cgroup out of memory|soft lockup|invoked oom-killer|blocked for more than \d+ seconds"
@@ -38,6 +42,7 @@ _LOGISH = re.compile(
     r"\b(?:INFO|WARN(?:ING)?|ERROR|DEBUG|CRITICAL|FATAL)\b|\d\d:\d\d:\d\d|Traceback \(most recent call last\)|^\S*Error: |level=",
     re.M,
 )
+_DMON = re.compile(r"#\s{0,4}(?:Date,?\s{1,8})?(?:Time,?\s{1,8})?gpu\b")
 _ONE_COLUMN = re.compile(r"(?:memory|utilization|clocks|power|temperature)\.[a-z_.]{2,60}(?: \[[a-z/%]{1,8}\])?")
 # what Prometheus, or promtool, answers to a query: text of one instant ("NAME{...} => 1 @[1793700000]") or of a range
 _PROMTOOL = re.compile(r"(?:[a-zA-Z_:][\w:]{0,200})?(?:\{[^\n]{0,4000}\})? =>(?: \S{1,40} @\[\d[\d.]{0,20}\])?\s*$")
@@ -59,7 +64,7 @@ def sniff(head: bytes, log_markers: Iterable[str] = (), name: str = "") -> str:
     """The kind of a source from its first 64 KiB.
 
     One of ``exposition log log-events smi-query smi-apps smi-table smi-q smi-xml kernel ps kubectl cgroup meminfo iterstats
-    slots props server-info loads torch-snapshot probe bench-csv html prometheus-answer loki-answer empty binary unknown``. ``log_markers`` are pieces of
+    slots props server-info router-info model-config loads torch-snapshot probe bench-csv html prometheus-answer loki-answer empty binary unknown``. ``log_markers`` are pieces of
     lines that only an engine prints. ``name`` only tells which cgroup file a lone number comes from.
     """
     if not head.strip():
@@ -110,6 +115,8 @@ def sniff(head: bytes, log_markers: Iterable[str] = (), name: str = "") -> str:
     marked = any(marker in text for marker in log_markers)
     if not marked:
         if any(_PS_HEADER.match(line) or _TOP.match(line) for line in lines[:3]):
+            return "ps"
+        if any(_USAGE.match(line) for line in lines[:80]):
             return "ps"
         if _KERNEL.search(text) and any(_KERNEL_PREFIX.search(line) for line in lines[:50]):
             return "kernel"
@@ -169,6 +176,8 @@ def _smi(text: str, lines: list[str]) -> str | None:
             return "smi-query"
     if _ONE_COLUMN.fullmatch(first):
         return "smi-query"
+    if _DMON.match(lines[0]):
+        return "smi-query"
     if "NVIDIA-SMI " in text and "+-" in text:
         return "smi-table"
     if "NVSMI LOG" in text:
@@ -192,6 +201,10 @@ def _cut_json_lines(text: str) -> bool:
         return False
     whole = lines[1:-1] or lines[1:]
     return all(line[0] == "{" and line[-1] == "}" and _json_kind(line) == "iterstats" for line in whole)
+
+
+_ROUTER_LIMITS = frozenset({"max_concurrent_requests", "max_batch_total_tokens", "max_total_tokens"})
+_LAYERS_OF_A_MODEL = frozenset({"num_hidden_layers", "n_layer", "num_layers", "text_config"})
 
 
 def _json_kind(text: str) -> str | None:
@@ -229,6 +242,10 @@ def _json_kind(text: str) -> str | None:
             return "props"
         if "loads" in keys or ("num_reqs" in keys and "num_tokens" in keys):
             return "loads"
+        if "model_id" in keys and keys & _ROUTER_LIMITS:
+            return "router-info"
+        if keys & _LAYERS_OF_A_MODEL and ("model_type" in keys or "architectures" in keys):
+            return "model-config"
         if "internal_states" in keys or "mem_fraction_static" in keys or "max_total_num_tokens" in keys:
             return "server-info"
         if ("apiVersion" in keys and "kind" in keys) or ("State" in keys and "Id" in keys):

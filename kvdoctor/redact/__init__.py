@@ -27,6 +27,7 @@ _LABEL = {
     "exposition": "metrics", "log": "log", "log-events": "log", "smi-query": "gpu", "smi-apps": "gpu", "smi-table": "gpu",
     "smi-q": "gpu", "smi-xml": "gpu", "kernel": "kernel", "ps": "processes", "kubectl": "kubectl", "cgroup": "cgroup",
     "meminfo": "meminfo", "iterstats": "iterations", "slots": "slots", "props": "props", "server-info": "info",
+    "router-info": "info", "model-config": "config",
     "loads": "loads", "torch-snapshot": "allocator", "probe": "probe", "bench-csv": "benchmark", "version": "version",
     "models": "models", "command": "command",
 }  # fmt: skip
@@ -138,7 +139,20 @@ _MISSING_KINDS = frozenset({
     "file", "folder", "log", "metrics", "gpu", "kernel", "processes", "server", "container", "unit", "journal", "kubectl",
     "http", "prometheus", "exposition", "host", "model", "empty", "binary", "html", "unknown", *_LABEL, *_LABEL.values(),
 })  # fmt: skip
-_JSON = frozenset({"slots", "props", "server-info", "loads", "torch-snapshot", "probe", "version", "models"})
+_JSON = frozenset(
+    {
+        "slots",
+        "props",
+        "server-info",
+        "router-info",
+        "model-config",
+        "loads",
+        "torch-snapshot",
+        "probe",
+        "version",
+        "models",
+    }
+)
 
 
 _DAMAGED = (OSError, EOFError, zlib.error)
@@ -258,6 +272,8 @@ _READERS: dict[str, Callable[[str, Veil, str], _Reduced]] = {
     "slots": _answer(documents.slots, documents.JSON_NOTES),
     "props": _answer(documents.props, documents.JSON_NOTES),
     "server-info": _answer(documents.server_info, documents.JSON_NOTES),
+    "router-info": _answer(documents.router_info, documents.JSON_NOTES),
+    "model-config": _answer(documents.model_config, documents.CONFIG_NOTES),
     "loads": _answer(documents.loads, documents.JSON_NOTES),
     "version": _answer(documents.version, documents.JSON_NOTES),
     "models": _answer(documents.models, documents.JSON_NOTES),

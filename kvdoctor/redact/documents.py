@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 
 from kvdoctor.engines.base import engines
+from kvdoctor.kvsize import CONFIG_NUMBERS, CONFIG_WORDS
 from kvdoctor.parse.benchcsv import COLUMNS, BenchTable
 from kvdoctor.parse.iterstats import IterationRow, IterationStats
 from kvdoctor.parse.torch_snapshot import TorchSnapshot
@@ -17,6 +18,7 @@ from kvdoctor.redact.veil import Veil
 
 JSON_NOTES = ("only known numeric keys; model names: last part of the path; other settings hashed",)
 ITERATION_NOTES = ("only numbers",)
+CONFIG_NOTES = ("only the sizes of the layers and known words; names left out",)
 BENCH_NOTES = ("known columns as numbers; other columns and their cells hashed",)
 TORCH_NOTES = ("written again as JSON; stack frames, settings in words and user annotations left out",)
 PROBE_NOTES = ("only numbers, pattern names and allocator settings; serials hashed",)
@@ -137,6 +139,40 @@ def server_info(text: str, veil: Veil) -> bytes | None:
     if isinstance(value.get("memory_usage"), dict):
         out["memory_usage"] = _memory(value["memory_usage"])
     return _json(out)
+
+
+def router_info(text: str, veil: Veil) -> bytes | None:
+    """TGI's ``/info``: settings as everywhere."""
+    value = _loads(text)
+    if not isinstance(value, dict):
+        return None
+    scalars = {k: v for k, v in value.items() if isinstance(v, (str, int, float)) and v != ""}
+    kept: dict[str, object] = dict(veil.settings({k: str(v) for k, v in scalars.items()}))
+    # a number stays a number, so that it reads the same
+    kept |= _numbers(scalars, frozenset({"max_batch_total_tokens"}))
+    return _json(kept) if "model_id" in kept else None
+
+
+def model_config(text: str, veil: Veil) -> bytes | None:
+    """A model's ``config.json``: the numbers that the size of its KV follows from, and words the formula knows."""
+    value = _loads(text)
+    if not isinstance(value, dict):
+        return None
+    out = _shape(value)
+    if isinstance(value.get("text_config"), dict):
+        out["text_config"] = _shape(value["text_config"])
+    return _json(out)
+
+
+def _shape(config: Mapping[str, object]) -> dict[str, object]:
+    out: dict[str, object] = dict(_numbers(config, CONFIG_NUMBERS))
+    for key, known in CONFIG_WORDS.items():
+        said = config.get(key)
+        if isinstance(said, str):
+            out[key] = said if said in known else "other"
+        elif isinstance(said, list):
+            out[key] = [word if word in known else "other" for word in said]
+    return out
 
 
 def _state(state: object) -> dict[str, object]:

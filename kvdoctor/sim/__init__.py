@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from .cost import PRESETS, CostModel, preset_cost
 from .engine import Engine, Event, Gauges, SimulationError
-from .kvsize import KvSize, kv_bytes_per_token, kv_size, mla_bytes_per_token
 from .limits import GrowthReserve, Limits
 from .replay import Bench, Cell, Spread, WatermarkChoice, best_watermark, loads_for, what_if_cells
 from .result import Goal, Result, percentile
@@ -37,7 +36,6 @@ __all__ = [
     "Goal",
     "GrowthReserve",
     "Histogram",
-    "KvSize",
     "Limits",
     "Request",
     "Result",
@@ -48,11 +46,8 @@ __all__ = [
     "Workload",
     "best_watermark",
     "from_histograms",
-    "kv_bytes_per_token",
-    "kv_size",
     "loads_for",
     "mixture",
-    "mla_bytes_per_token",
     "parse_trace",
     "percentile",
     "preset_cost",

@@ -186,6 +186,23 @@ _PLAIN = {
 }  # fmt: skip
 
 
+CONFIG_NUMBERS = frozenset({
+    "num_hidden_layers", "n_layer", "num_layers", "kv_lora_rank", "index_head_dim", "qk_rope_head_dim", "num_attention_heads",
+    "n_head", "num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num", "multi_query", "hidden_size",
+    "n_embd", "d_model", "head_dim", "kv_channels", "sliding_window", "use_sliding_window", "sliding_window_pattern",
+    "attn_layer_period", "attn_layer_offset", "mamba_expand", "mamba_d_state", "mamba_d_conv", "mamba_n_heads",
+})  # fmt: skip
+"""Keys of a config.json that the formula reads as numbers or switches."""
+CONFIG_WORDS: Mapping[str, frozenset[str]] = {
+    "model_type": frozenset(_PLAIN) | {"jamba", "gemma2", "gemma3", "gemma3_text", "deepseek_v2", "deepseek_v3"},
+    "torch_dtype": frozenset(DTYPE_BYTES),
+    "dtype": frozenset(DTYPE_BYTES),
+    "layer_types": frozenset(_FULL_KINDS | _WINDOW_KINDS | _STATE_KINDS),
+    "layers_block_type": frozenset(_FULL_KINDS | _WINDOW_KINDS | _STATE_KINDS),
+}
+"""Keys that it reads as words, and the words it knows."""
+
+
 def _layer_kinds(config: Mapping[str, object], layers: int) -> tuple[int, int, int] | str:
     """(full, windowed, state) layers, or why they cannot be told apart."""
     listed = config.get("layer_types", config.get("layers_block_type"))
