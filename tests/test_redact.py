@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from redact_helpers import archived, judged
 
+from kvdoctor.derive.kills import names_server
 from kvdoctor.engines.base import engines
 from kvdoctor.kvsize import kv_size
 from kvdoctor.normalise import normalise
@@ -386,6 +387,30 @@ def test_processes_read_the_same() -> None:
             assert getattr(one, name) == getattr(other, name), name
     assert after.processes[0].command == "python3 -m sglang.launch_server"
     assert isinstance(after.processes[0].user, Unread)
+
+
+USAGES = {
+    "docker": "Tue Nov  3 06:00:00 UTC 2026\nCONTAINER ID   NAME      CPU %     MEM USAGE / LIMIT     MEM %\n"
+    "4f1c0e9b2a77   vllm-eu   98.1%    18.2GiB / 125.6GiB   14.49%\n5f1c0e9b2a77   acme-db   8.1%    412.1MB / 125.6GiB   0.49%\n",
+    "kubectl": "NAMESPACE  NAME     CPU(cores)   MEMORY(bytes)\nacme  vllm-0   1430m  18200Mi\n",
+    "proc": "2026-11-03T08:00:00Z pid=4711 VmRSS: 9011220 kB\n2026-11-03T10:00:00Z pid=4711 VmRSS: 9011230 kB\n",
+    "mixed": "VmRSS:\t 77 kB\n2026-11-03 08:00:00\nPID PPID COMMAND\n12 1 vllm\n/proc/12/status:VmRSS:  78 kB\n"
+    "PID PPID COMMAND\n12 1 vllm\n",
+}
+
+
+@pytest.mark.parametrize("form", USAGES)
+def test_memory_of_containers_pods_and_processes_reads_the_same(form: str) -> None:
+    before = kernel.ps(USAGES[form])
+    assert isinstance(before, kernel.ProcessTable)
+    text = host_room.ps(before, VEIL).decode()
+    assert "acme" not in text
+    after = kernel.ps(text)
+    assert isinstance(after, kernel.ProcessTable)
+    assert after.bad_count == 0
+    assert [(u.kind, u.memory, u.time) for u in after.usages] == [(u.kind, u.memory, u.time) for u in before.usages]
+    assert [names_server(u.name) for u in after.usages] == [names_server(u.name) for u in before.usages]
+    assert [after.time_of(p) for p in after.processes] == [before.time_of(p) for p in before.processes]
 
 
 POD = """Name:         llm-0

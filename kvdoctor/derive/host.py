@@ -219,7 +219,7 @@ def _stuck(view: View, host: HostReadings) -> None:
         view.facts.set("host.stuck_in_driver", measured(True, "e", f"{origin}:{row.line}") if known
                        else Unknown("a process waits uninterruptibly; whether in the driver is not told", "look at /proc/PID/stack and dmesg"))  # fmt: skip
         return
-    if host.kernel or host.processes:
+    if host.kernel or states:
         view.facts.set("host.stuck_in_driver", measured(False, "e", "kernel log and process list"))
 
 
@@ -231,21 +231,28 @@ def _driver_word(text: object) -> bool:
 
 
 def _rss(view: View, host: HostReadings) -> None:
-    points = [(s.time, s.value, s.source) for s in view.samples("run.rss")]
-    points = points or _listed_rss(host)
+    scraped = [(s.time, s.value, s.source) for s in view.samples("run.rss")]
+    ways = (scraped, _listed_rss(host), used := _listed_usage(host))
+    # the one watched most closely shows best whether it falls in between
+    points = max(ways, key=lambda way: sum(t is not None for t, _, _ in way))
     dated = [(t, v) for t, v, _ in points if t is not None]
     rate = slope(dated)
     if rate is not None:
-        view.facts.set(
-            "host.rss_slope", estimated(rate, "w", points[-1][2], note=f"least squares over {len(dated)} samples")
-        )
-        view.facts.set("host.rss_window_s", measured(dated[-1][0] - dated[0][0], "w", points[-1][2]))
-        view.facts.set("host.rss_samples", measured(float(len(dated)), "w", points[-1][2]))
+        source = points[-1][2]
+        view.facts.set("host.rss_slope", estimated(rate, "w", source, note=f"least squares over {len(dated)} samples"))
+        view.facts.set("host.rss_window_s", measured(dated[-1][0] - dated[0][0], "w", source))
+        view.facts.set("host.rss_samples", measured(float(len(dated)), "w", source))
         rises = sum(b > a for (_, a), (_, b) in zip(dated, dated[1:], strict=False))
         first, last = dated[0][1], dated[-1][1]
         if first > 0:
-            view.facts.set("host.rss_growth", measured((last - first) / first, "w", points[-1][2]))
-        view.facts.set("host.rss_steps_up", measured(rises / (len(dated) - 1), "w", points[-1][2]))
+            growth = (last - first) / first
+            view.facts.set(
+                "host.rss_growth",
+                estimated(growth, "w", source, note="of a container or pod: file cache in use counts with it")
+                if points is used and _of_a_whole(host)
+                else measured(growth, "w", source),
+            )
+        view.facts.set("host.rss_steps_up", measured(rises / (len(dated) - 1), "w", source))
     busy = view.delta("run.cpu")
     if not isinstance(busy, Unknown) and busy.span == "w" and busy.seconds:
         view.facts.set("host.cpu_busy", measured(busy.value / busy.seconds, "w", busy.source))
@@ -271,6 +278,23 @@ def _listed_rss(host: HostReadings) -> list[tuple[float | None, float, str]]:
                 source = f"{timed.origin}:{row.line}"
                 tracks.setdefault(row.pid, []).append((timed.time if when is None else when, float(row.rss), source))
     return max(tracks.values(), key=lambda track: track[-1][1], default=[])
+
+
+def _listed_usage(host: HostReadings) -> list[tuple[float | None, float, str]]:
+    """Memory of the server's container, pod or process over time: one that names a server, else the only one."""
+    tracks: dict[tuple[str, str], list[tuple[float | None, float, str]]] = {}
+    for timed in host.processes:
+        for use in timed.value.usages:
+            when = timed.time if use.time is None else use.time
+            tracks.setdefault((use.kind, use.name), []).append((when, float(use.memory), f"{timed.origin}:{use.line}"))
+    ours = [track for (_, name), track in tracks.items() if kills.names_server(name)]
+    processes = [track for (kind, _), track in tracks.items() if kind == "process"]
+    told = ours or processes or (list(tracks.values()) if len(tracks) == 1 else [])
+    return max(told, key=lambda track: track[-1][1], default=[])
+
+
+def _of_a_whole(host: HostReadings) -> bool:
+    return any(use.kind != "process" for timed in host.processes for use in timed.value.usages)
 
 
 def _cgroups(view: View, host: HostReadings) -> None:

@@ -1,7 +1,7 @@
 """nvidia-smi in every form it prints -> readings per GPU, per MIG instance and per process.
 
 Forms: ``--query-gpu`` and ``--query-compute-apps`` csv (with or without units; a dump with a time column is several
-readings), the default table (old, new, Windows, MIG), ``-q`` text and ``-q -x`` xml. Sizes become bytes, percentages
+readings), the default table (old, new, Windows, MIG), ``dmon``, ``-q`` text and ``-q -x`` xml. Sizes become bytes, percentages
 fractions, MHz hertz. Whatever nvidia-smi does not give - ``[N/A]``, ``[Insufficient Permissions]``, ``ERR!``, a column
 that was not asked for - is an :class:`~kvdoctor.parse.Unread`, never 0.
 
@@ -100,7 +100,7 @@ class GpuProcess:
 class GpuReport:
     """What one nvidia-smi output said.
 
-    ``form`` is one of ``query-gpu``, ``query-compute-apps``, ``table``, ``text``, ``xml``. ``processes_listed`` is True
+    ``form`` is one of ``query-gpu``, ``query-compute-apps``, ``dmon``, ``table``, ``text``, ``xml``. ``processes_listed`` is True
     when the output makes a statement about processes (a list, or the words that there are none); an empty panel without
     those words, as seen inside a container, is no statement. ``driver`` is the driver's version. ``bad`` holds the
     first lines that could not be read, ``bad_count`` counts all of them.
@@ -140,6 +140,8 @@ def parse(text: str) -> GpuReport | NotGpu:
         return _parse_text(lines)
     if any(_is_table_line(line) for line in lines):
         return _parse_table(lines)
+    if any(_DMON.match(line) for line in lines[:_FIRST_LINES]):
+        return _parse_dmon(lines)
     header = next((number for number, line in enumerate(lines) if _csv_columns(line)), None)
     if header is not None:
         return _parse_csv(lines)
@@ -490,6 +492,53 @@ class _Refusals:
         self.count += 1
         if len(self.kept) < KEPT_BAD:
             self.kept.append(bad_line(number, why, line))
+
+
+# ---- dmon: one line per device and second, under a header of names and one of units ------------------------------------
+
+_FIRST_LINES = 10
+_DMON = re.compile(r"#[ ]{0,4}(?:Date,?[ ]{1,8})?(?:Time,?[ ]{1,8})?gpu(?:,?[ ]{1,8}[a-z0-9]{1,12}){1,40}[ ]{0,8}$")
+_DMON_COLUMNS: Mapping[str, tuple[str, _Reader, str]] = {
+    "gpu": ("index", _whole, ""),
+    "pwr": ("power_w", _plain, "W"),
+    "gtemp": ("temperature_c", _plain, "C"),
+    "sm": ("util_gpu", _share, "%"),
+    "mem": ("util_mem", _share, "%"),
+    "pclk": ("sm_clock_hz", _clock, "MHz"),
+    "fb": ("mem_used", _size, "MB"),
+}
+
+
+def _parse_dmon(lines: Sequence[str]) -> GpuReport:
+    columns: list[str] = []
+    readings: list[GpuReading] = []
+    refused = _Refusals()
+    for number, line in enumerate(lines, 1):
+        cells = line.replace(",", " ").lstrip("# ").split()
+        if _DMON.match(line):
+            columns = cells
+        elif cells and not line.startswith("#"):
+            if len(cells) != len(columns):
+                refused.add(number, f"{len(cells)} cells for {len(columns)} columns", line)
+                continue
+            row = dict(zip(columns, cells, strict=True))
+            values: dict[str, object] = {
+                name: read(row[column], unit) for column, (name, read, unit) in _DMON_COLUMNS.items() if column in row
+            }
+            if "Date" in row and "Time" in row:
+                values["time"] = _wall_clock(f"{row['Date'][:4]}/{row['Date'][4:6]}/{row['Date'][6:]} {row['Time']}")
+            readings.append(GpuReading(line=number, **values))  # type: ignore[arg-type]
+    return GpuReport(
+        form="dmon",
+        readings=tuple(readings),
+        processes=(),
+        processes_listed=False,
+        mig=(),
+        driver=_NOT_PRINTED,
+        bad=tuple(refused.kept),
+        bad_count=refused.count,
+        lines=len(lines),
+    )
 
 
 # ---- default table ------------------------------------------------------------------------------------------------

@@ -380,14 +380,33 @@ class Process:
 
 
 @frozen
+class Usage:
+    """Host memory of a container, a pod or a process at one moment, in bytes; ``kind`` says of which.
+
+    docker and kubectl count the file cache that is in use, but not the part that the kernel would drop first. A process
+    is named by its pid, or not at all. ``time`` stands on the line itself or on the last date above it.
+    """
+
+    line: int
+    kind: str
+    name: str
+    memory: int
+    time: float | None
+
+
+@frozen
 class ProcessTable:
-    """All rows of one ps output, in its order. ``stamps`` are lines that hold a date: (line number, epoch seconds)."""
+    """All rows of one ps output, in its order. ``stamps`` are lines that hold a date: (line number, epoch seconds).
+
+    ``usages`` are rows of ``docker stats``, ``kubectl top pod`` and ``VmRSS`` lines.
+    """
 
     processes: tuple[Process, ...]
     lines: int
     bad: tuple[BadLine, ...]
     bad_count: int
     stamps: tuple[tuple[int, float], ...] = ()
+    usages: tuple[Usage, ...] = ()
 
     def time_of(self, process: Process) -> float | None:
         """When a row was printed: the last date above it."""
@@ -428,22 +447,28 @@ _FOREST = re.compile(r"^[ |]{0,80}\\_ ")
 def ps(text: str) -> ProcessTable | NotThis:
     """Read ``ps aux``, ``ps -ef``, ``ps -eo ...`` or ``top`` by its header line; a header that is repeated starts a new table.
 
-    A loop that prints the date before each table dates them.
+    ``docker stats``, ``kubectl top pod`` and ``VmRSS`` of /proc/PID/status are read beside it. A loop that prints the date
+    before each table dates them.
     """
     lines = _lines(text)
     stamps: list[tuple[int, float]] = []
     columns: list[str] = []
     tables = False
     processes: list[Process] = []
+    usages = _Usages()
     refused = _Refusals()
     for number, line in enumerate(lines, 1):
         words = line.split()
+        if usages.take(line, number, stamps[-1][1] if stamps else None):
+            columns = []
+            continue
         if line.startswith("top - "):
             # the summary above the next table of top -b
             columns = []
         if "PID" in words and words and set(words) <= _PS_COLUMNS:
             columns = words
             tables = True
+            usages.docker, usages.pods = [], []
             continue
         dated = _date_line(line) if len(words) <= _DATE_WORDS else None
         if dated is not None:
@@ -457,9 +482,88 @@ def ps(text: str) -> ProcessTable | NotThis:
             refused.add(number, "not a row of this table", line)
         else:
             processes.append(process)
-    if not tables:
+    if not tables and not usages.rows:
         return NotThis("no header line of ps or top with a PID column")
-    return ProcessTable(tuple(processes), len(lines), tuple(refused.kept), refused.count, tuple(stamps))
+    return ProcessTable(
+        tuple(processes), len(lines), tuple(refused.kept), refused.count, tuple(stamps), tuple(usages.rows)
+    )
+
+
+_CLEARED = re.compile(r"\x1b\[[0-9;?]{0,8}[A-Za-z]")
+_DOCKER_USAGE = "MEM USAGE / LIMIT"
+_DOCKER_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)(B|[kKMGT]i?B) / \S{1,30}")
+_DOCKER_UNITS = {"B": 1} | {f"{c}B": 1000**n for n, c in enumerate("kMGT", 1)} | {
+    f"{c}iB": 1024**n for n, c in enumerate("KMGT", 1)
+}  # fmt: skip
+_POD_HEADER = re.compile(r"(?:NAMESPACE\s{1,80})?(?:POD\s{1,80})?NAME\s{1,80}CPU\(cores\)\s{1,80}MEMORY\(bytes\)")
+_VM_RSS = re.compile(r"\bVmRSS:[ \t]{0,20}([0-9]{1,15}) kB")
+_PROC_PID = re.compile(r"/proc/([0-9]{1,10})/status|\bpid[ =:]{1,3}([0-9]{1,10})", re.I)
+_EPOCH_HEAD = re.compile(r"\W{0,2}([0-9]{10}(?:\.[0-9]{1,9})?)(?=\W)")
+
+
+@dataclass(slots=True)
+class _Usages:
+    """Rows that tell how much host memory something holds, with the header that is in force."""
+
+    rows: list[Usage] = field(default_factory=list)
+    docker: list[str] = field(default_factory=list)
+    pods: list[str] = field(default_factory=list)
+    pid: str = ""
+
+    def take(self, line: str, number: int, dated: float | None) -> bool:
+        """Read a line that is a header or a row of these; False for any other."""
+        line = _CLEARED.sub("", line).strip()
+        if _DOCKER_USAGE in line:
+            self.docker, self.pods = re.split(r"[ ]{2,}", line), []
+            return True
+        if _POD_HEADER.fullmatch(line):
+            self.docker, self.pods = [], line.split()
+            return True
+        told = self._container(line) or self._pod(line) or self._process(line)
+        if told is None:
+            return False
+        kind, name, memory = told
+        when = dated if kind != "process" else _line_time(line, dated)
+        self.rows.append(Usage(number, kind, name, memory, when))
+        return True
+
+    def _container(self, line: str) -> tuple[str, str, int] | None:
+        cells = re.split(r"[ ]{2,}", line) if self.docker else []
+        if len(cells) != len(self.docker) or not cells:
+            return None
+        row = dict(zip(self.docker, cells, strict=True))
+        size = _DOCKER_SIZE.fullmatch(row[_DOCKER_USAGE])
+        if size is None:
+            return None
+        name = row.get("NAME") or row.get("CONTAINER ID") or row.get("CONTAINER") or ""
+        return "container", name, round(float(size.group(1)) * _DOCKER_UNITS[size.group(2)])
+
+    def _pod(self, line: str) -> tuple[str, str, int] | None:
+        cells = line.split() if self.pods else []
+        if len(cells) != len(self.pods) or not cells:
+            return None
+        cores, size = quantity(cells[-2]), quantity(cells[-1])
+        if isinstance(cores, Unread) or isinstance(size, Unread):
+            return None
+        return "pod", "/".join(cells[:-2]), round(size)
+
+    def _process(self, line: str) -> tuple[str, str, int] | None:
+        if line.startswith("Pid:") and (number := line[4:].strip()).isascii() and number.isdigit():
+            self.pid = number
+        size = _VM_RSS.search(line)
+        if size is None:
+            return None
+        who = _PROC_PID.search(line)
+        return "process", (who.group(1) or who.group(2) if who else self.pid), int(size.group(1)) * 1024
+
+
+def _line_time(line: str, dated: float | None) -> float | None:
+    """The date a loop printed in front of its line, else the last one above it."""
+    seconds = _EPOCH_HEAD.match(line)
+    if seconds:
+        return float(seconds.group(1))
+    stamp = _stamp(line)
+    return dated if stamp.clock is None else stamp.clock
 
 
 _DATE_WORDS = 8

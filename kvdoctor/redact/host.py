@@ -21,10 +21,12 @@ from kvdoctor.parse.kernel import (
     MemInfo,
     OomKill,
     Pod,
+    Process,
     ProcessTable,
     ScaledMetric,
     Stall,
     Stamp,
+    Usage,
 )  # fmt: skip
 from kvdoctor.redact import words
 from kvdoctor.redact.veil import Veil
@@ -265,23 +267,46 @@ def _stall(stall: Stall, veil: Veil) -> list[str]:
 # ---- processes and host memory
 
 
+_PS_HEADER = "PID PPID STAT RSS VSZ %CPU %MEM TIME ELAPSED STARTED COMMAND"
+_USAGE_HEADERS = {"container": "NAME  MEM USAGE / LIMIT", "pod": "NAME CPU(cores) MEMORY(bytes)", "process": ""}
+
+
 def ps(table: ProcessTable, veil: Veil) -> bytes:
-    """pid, parent, state, sizes, shares and times with a reduced command."""
-    lines = ["PID PPID STAT RSS VSZ %CPU %MEM TIME ELAPSED STARTED COMMAND"]
+    """pid, parent, state, sizes, shares and times with a reduced command; memory of containers and pods by hashed name."""
+    lines: list[str] = [] if table.usages else [_PS_HEADER]
+    headed = "" if table.usages else _PS_HEADER
     dated: float | None = None
-    for p in table.processes:
-        when = table.time_of(p)
+    rows: list[Process | Usage] = sorted([*table.processes, *table.usages], key=lambda row: row.line)
+    for row in rows:
+        when = row.time if isinstance(row, Usage) else table.time_of(row)
         if when is not None and when != dated:
             lines.append(datetime.fromtimestamp(when, UTC).strftime("%Y-%m-%d %H:%M:%S"))
             dated = when
-        started = datetime.fromtimestamp(p.start, UTC).strftime("%a %b %d %H:%M:%S %Y") if p.start is not None else "-"
-        cells = [
-            str(p.pid), _dash(p.ppid), p.state if isinstance(p.state, str) and re.fullmatch(r"[A-Za-z<+]{1,6}", p.state) else "-",
-            _dash(p.rss, 1024), _dash(p.vsz, 1024), _percent(p.cpu), _percent(p.mem), _dash(p.cpu_time), _dash(p.elapsed), started,
-            veil.command(p.command),
-        ]  # fmt: skip
-        lines.append(" ".join(cells))
+        header = _USAGE_HEADERS[row.kind] if isinstance(row, Usage) else _PS_HEADER
+        if header and header != headed:
+            lines.append(header)
+        headed = header
+        lines.append(_usage(row, veil) if isinstance(row, Usage) else _ps_row(row, veil))
     return ("\n".join(lines) + "\n").encode()
+
+
+def _usage(row: Usage, veil: Veil) -> str:
+    if row.kind == "process":
+        return f"{f'/proc/{row.name}/status:' if row.name else ''}VmRSS: {row.memory // 1024} kB"
+    # whose memory it is: a name tells the server, and that two rows are of one container
+    known = veil.command(row.name)
+    name = re.sub(r"\s+", "_", known if known.startswith("process-") else f"{veil.token(row.name)} {known}")
+    return f"{name}  {row.memory}B / -" if row.kind == "container" else f"{name} 0m {row.memory}"
+
+
+def _ps_row(p: Process, veil: Veil) -> str:
+    started = datetime.fromtimestamp(p.start, UTC).strftime("%a %b %d %H:%M:%S %Y") if p.start is not None else "-"
+    state = p.state if isinstance(p.state, str) and re.fullmatch(r"[A-Za-z<+]{1,6}", p.state) else "-"
+    cells = [
+        str(p.pid), _dash(p.ppid), state, _dash(p.rss, 1024), _dash(p.vsz, 1024), _percent(p.cpu), _percent(p.mem),
+        _dash(p.cpu_time), _dash(p.elapsed), started, veil.command(p.command),
+    ]  # fmt: skip
+    return " ".join(cells)
 
 
 def _dash(value: float | Unread, scale: int = 1) -> str:
