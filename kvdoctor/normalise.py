@@ -315,13 +315,6 @@ class _Part:
 
         self._endpoint(member, "server info", endpoints.server_info(text), self.info)
 
-    def _loads(self, member: Member, text: str) -> None:
-        from kvdoctor.parse import endpoints
-
-        self._endpoint(member, "loads", endpoints.loads(text), self.loads)
-
-    def _endpoint(self, member: Member, kind: str, parsed: T | Unread, into: list[Timed[T]]) -> None:
-        if isinstance(parsed, Unread):
     def _router_info(self, member: Member, text: str) -> None:
         from kvdoctor.parse import endpoints
 
@@ -337,6 +330,13 @@ class _Part:
         self.configs.append(Timed(member.origin, member.time, found))
         self._note(member, "model config", "ok")
 
+    def _loads(self, member: Member, text: str) -> None:
+        from kvdoctor.parse import endpoints
+
+        self._endpoint(member, "loads", endpoints.loads(text), self.loads)
+
+    def _endpoint(self, member: Member, kind: str, parsed: T | Unread, into: list[Timed[T]]) -> None:
+        if isinstance(parsed, Unread):
             self._note(member, kind, f"could not be read: {parsed.reason}")
             return
         self._note(member, kind, "ok")
@@ -423,6 +423,8 @@ class _Assembly:
         self.slots = [i for p in parts for i in p.slots]
         self.props = [i for p in parts for i in p.props]
         self.info = [i for p in parts for i in p.info]
+        self.router = [i for p in parts for i in p.router]
+        self.configs = [i for p in parts for i in p.configs]
         self.loads = [i for p in parts for i in p.loads]
         self.iters = [i for p in parts for i in p.iters]
         self.versions = [i for p in parts for i in p.versions]
@@ -430,8 +432,6 @@ class _Assembly:
         self.commands = [i for p in parts for i in p.commands]
         self.host = HostReadings()
         for room in fields(HostReadings):
-        self.router = [i for p in parts for i in p.router]
-        self.configs = [i for p in parts for i in p.configs]
             into = getattr(self.host, room.name)
             for part in parts:
                 into.extend(getattr(part.host, room.name))
@@ -478,6 +478,7 @@ class _Assembly:
             ("llamacpp", self.props, "props"),
             ("sglang", self.info, "server_info"),
             ("sglang", self.loads, "loads"),
+            ("tgi", self.router, "server_info"),
             ("tensorrt-llm", self.iters, "iterations"),
         )
         for name, items, attribute in answers:
@@ -485,7 +486,6 @@ class _Assembly:
                 owner = self._owner(name, item.origin, targets)
                 getattr(owner, attribute).append(item)
                 owner.sources.extend(s for s in self.sources if s.origin == item.origin and s not in owner.sources)
-            ("tgi", self.router, "server_info"),
         for command in self.commands:
             home = next((t for t in targets if t.engine is not None and t.engine.name == command.value[0]), None)
             if home is None:
@@ -493,6 +493,12 @@ class _Assembly:
                 targets.append(home)
             if home.engine is not None:
                 home.args = {**flags_to_args(command.value[1]), **home.args}
+        for config in self.configs:
+            near = [t for t in targets if _place(config.origin) in {_place(o) for o in _origins(t)}] or targets
+            # one configuration beside servers of several models belongs to nobody
+            if len({_base(t.model) for t in near if t.model}) <= 1:
+                for target in near:
+                    target.config = config
         if len(targets) == 1:
             if self.versions:
                 targets[0].version = targets[0].version or self.versions[-1].value
@@ -500,12 +506,6 @@ class _Assembly:
                 targets[0].model = targets[0].model or item.value[0]
                 if item.value[1] is not None:
                     targets[0].args.setdefault("max_model_len", f"{item.value[1]:.0f}")
-        for config in self.configs:
-            near = [t for t in targets if _place(config.origin) in {_place(o) for o in _origins(t)}] or targets
-            # one configuration beside servers of several models belongs to nobody
-            if len({_base(t.model) for t in near if t.model}) <= 1:
-                for target in near:
-                    target.config = config
 
     @staticmethod
     def _owner(name: str, origin: str, targets: list[Target]) -> Target:
@@ -1269,6 +1269,8 @@ def _settle(target: Target) -> None:
     for prop in target.props:
         target.model = target.model or prop.value.model
         target.version = target.version or prop.value.build
+        target.args = {**prop.value.settings, **target.args}
+    target.model = target.model or target.setting("model")
 
 
 def _name(targets: list[Target]) -> None:
@@ -1276,8 +1278,6 @@ def _name(targets: list[Target]) -> None:
         parts = [target.engine.name if target.engine else "unknown engine"]
         if target.model:
             parts.append(_base(target.model))
-        target.args = {**prop.value.settings, **target.args}
-    target.model = target.model or target.setting("model")
         target.name = " ".join(parts)
     names = [t.name for t in targets]
     for target in targets:
