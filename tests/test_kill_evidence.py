@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from email.utils import format_datetime
+
 import pytest
 
 from kvdoctor.facts import Fact, Known, Unknown
@@ -221,3 +224,46 @@ def test_a_container_tells_what_it_is(
 ) -> None:
     one = kernel.Container(name, image, False, None, None, 0, limits, {}, 1)
     assert (one.server, one.accelerated) == (server, accelerated)
+
+
+def failed(*files: tuple[str, str], salt: bytes = b"1" * 32) -> bool | None:
+    """Whether a failure is reported; the redacted snapshot says the same."""
+    snapshot = Snapshot(tuple(memory_member(name, text.encode()) for name, text in files))
+    said = [flag(diagnose(one, ()).main.facts[FAILED]) for one in (snapshot, redact(snapshot, salt=salt))]
+    assert said[0] == said[1]
+    return said[0]
+
+
+FAILED = "target.failure_reported"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (pod(container(*SERVER, "Error", 139)), True),
+        (pod(container(*SERVER, "Error", 1)), True),
+        (pod(container(*SERVER, "Completed", 0)), False),
+        (pod(container(*SERVER, "Error", 143)), False),
+        (pod(container(*SERVER, "OOMKilled", 137)), False),
+        (pod(RUNNING, container(*SIDECAR, "Error", 139)), False),
+    ],
+    ids=["segmentation fault", "an error", "done", "asked to end", "a kill has its own fact", "a sidecar's end"],
+)
+def test_a_container_that_failed_is_a_failure_of_the_server(text: str, expected: bool) -> None:
+    assert failed(("server.log", LOG), ("pod.txt", text)) is expected
+
+
+@pytest.mark.parametrize(("hours", "expected"), [(0.5, True), (30.0, False)], ids=["just before", "the day before"])
+def test_a_failure_long_before_is_no_failure_of_this_run(hours: float, expected: bool) -> None:
+    finished = format_datetime(datetime.fromtimestamp(PAGE_AT - hours * 3600, UTC))
+    text = pod(container("engine", "vllm/vllm-openai:v0.22.0", "Error", 139)).replace(
+        "    Restart", f"      Finished:     {finished}\n    Restart"
+    )
+    page = 'vllm:kv_cache_usage_perc{engine="0"} 0.4\nvllm:num_requests_running{engine="0"} 1\n'
+    files = (memory_member("a.prom", page.encode(), time=PAGE_AT), memory_member("pod.txt", text.encode()))
+    report = diagnose(Snapshot(files), ())
+    assert flag(report.main.facts[FAILED]) is expected
+    assert any("139 (SIGSEGV)" in entry.what for entry in report.main.timeline)
+
+
+PAGE_AT = 1_790_000_000.0

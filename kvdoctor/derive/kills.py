@@ -25,6 +25,17 @@ SURVIVED_S = 60.0
 KILLED = 137
 """128 + SIGKILL: exit code of a container or a shell's child."""
 
+SIGNALLED = 128
+"""An exit code above it is a signal."""
+
+ASKED_TO_END = (0, 130, 143)
+"""Exit codes of a process that finished, or was asked to end (SIGINT, SIGTERM)."""
+
+RECENT_S = 3600.0
+"""A server that came up again this short a time ago has not shown that it stays."""
+
+_SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 11: "SIGSEGV"}
+
 ASK_WHOSE = "give kubectl describe pod with its Image and Limits, or journalctl -u of the server's own unit"
 ASK = "kubectl describe pod (OOMKilled?), docker inspect (State.OOMKilled), or dmesg -T | grep -i oom at that time"
 
@@ -72,7 +83,7 @@ class _Evidence:
 
 
 def add(view: View, host: HostReadings) -> None:
-    """Derive ``host.oom_kill`` and ``host.killed``."""
+    """Derive ``host.oom_kill`` and ``host.killed``, and ``target.failure_reported`` where a container says so."""
     found = _Evidence()
     _kernel(view, host, found)
     _containers(view, host, found)
@@ -176,6 +187,7 @@ def _containers(view: View, host: HostReadings, found: _Evidence) -> None:
             source = f"{timed.origin}:{state.line}"
             if any(container is one for one in ours):
                 _container(pod, container, state, source, found)
+                _crashed(view, state, source)
             elif state.reason == "OOMKilled":
                 if ours:
                     view.note_event(state.finished, "a container beside the server's was OOMKilled", source)
@@ -204,6 +216,19 @@ def _container(pod: Pod, container: Container, state: ContainerState, source: st
             found.other.append(_Said(source, other))
         else:
             found.bare.append(_Said(source, "the container ended with exit code 137 (SIGKILL)"))
+
+
+def _crashed(view: View, state: ContainerState, source: str) -> None:
+    """A container that neither was asked to end nor was killed has failed, whatever the readings beside it say."""
+    code = state.exit_code
+    if isinstance(code, Unread) or code in ASKED_TO_END or code == KILLED or state.reason in ("OOMKilled", "Completed"):
+        return
+    name = _SIGNALS.get(code - SIGNALLED)
+    why = f"its container ended with exit code {code}{f' ({name})' if name else ''}"
+    view.note_event(state.finished, why, source)
+    _, last = _life(view)
+    if last is None or state.finished is None or last - state.finished <= RECENT_S:
+        view.facts.set("target.failure_reported", measured(True, "e", source, note=why))
 
 
 def _other_end(pod: Pod, container: Container, state: ContainerState) -> str:
