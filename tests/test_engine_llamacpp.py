@@ -46,6 +46,12 @@ LINES = [
         "lcp.start.slots",
         {"unified": False, "tokens": 24576.0},
     ),
+    (
+        "srv          init: initializing slots, n_slots = 1",
+        "lcp.start.n_slots",
+        {"slots": 1.0, "max_running": 1.0, "unified": False},
+    ),
+    ("srv          init: initializing slots, n_slots = 4", "lcp.start.n_slots", {"slots": 4.0, "max_running": 4.0}),
     ("slot         init: id  1 | task -1 | new slot n_ctx_slot = 8192", "lcp.start.slot", {"slot_tokens": 8192.0}),
     ("0.00.017.504 I llama_context: n_ctx                 = 16384", "lcp.start.ctx", {"tokens": 16384.0}),
     ("llama_new_context_with_model: n_ctx      = 163840", "lcp.start.ctx", {"tokens": 163840.0}),

@@ -1042,6 +1042,13 @@ def _prefix(view: View) -> None:
                     note="tokens loaded from the second tier / looked up",
                 ),
             )
+        elif rates := [(v, s.source) for s in view.stats if (v := s.event.number("external_hit")) is not None]:
+            # the engine's own rate over its last lookups: the largest of the window, so that a share of none is none throughout
+            share, where = max(rates)
+            facts.set(
+                "prefix.external_hit_share",
+                estimated(share, "w", where, note="the engine's own rate, largest of the window"),
+            )
 
 
 def _prefix_from_log(view: View) -> None:
@@ -1189,6 +1196,10 @@ def _reserved(view: View, mean: float | None) -> None:
             estimated(max(1.0 - running * mean / (used * pool), 0.0), "w", "booked against running x mean sequence"),
         )
     split = [(r, e) for r, e in view.target.events("pool") if isinstance(e.fields.get("unified"), bool)]
+    alone = next((p.origin for p in view.target.props if p.value.slots == 1), None)
+    if not split and alone is not None:
+        facts.set("kv.per_slot", measured(True, "c", alone, note="one slot: the pool is its own"))
+        return
     unified = bool(split[-1][1].fields["unified"]) if split else True
     facts.set("kv.per_slot", measured(not unified, "c", split[-1][0].source(split[-1][1]) if split else "engine"))
 

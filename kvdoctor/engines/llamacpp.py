@@ -104,6 +104,14 @@ def _slots(fields: dict[str, object]) -> dict[str, object]:
     return fields
 
 
+def _slot_count(fields: dict[str, object]) -> dict[str, object]:
+    """A single slot has the pool for itself; how several share it is not told."""
+    fields["max_running"] = slots = fields.get("slots")
+    if slots == 1:
+        fields["unified"] = False
+    return fields
+
+
 def _buffer(fields: dict[str, object]) -> dict[str, object]:
     """A buffer of 0 bytes is the trial run that fits parameters to the memory, not the allocation."""
     fields["dry_run"] = fields.get("bytes") == 0
@@ -144,6 +152,8 @@ TEMPLATES: tuple[LogTemplate, ...] = (
     LogTemplate("lcp.start.slots", "pool", "initializing, n_slots = ",
                 r"initializing, n_slots = (?P<slots>\d+), n_ctx_slot = (?P<slot_tokens>\d+), kv_unified = '(?P<unified>\w+)'",
                 derive=_slots),
+    LogTemplate("lcp.start.n_slots", "pool", "initializing slots, n_slots = ", r"initializing slots, n_slots = (?P<slots>\d+)",
+                derive=_slot_count, note="builds that do not say whether the slots share one pool"),
     LogTemplate("lcp.start.slot", "phase", "new slot", r"new slot,? n_ctx(?:_slot)? = (?P<slot_tokens>\d+)", fields={"what": "slot"},
                 note="once per slot; older builds print no other line about slots"),
     LogTemplate("lcp.start.ctx", "pool", "n_ctx ", r"(?:llama_context|llama_new_context_with_model|llama_init_from_model): n_ctx +=\s{1,8}(?P<tokens>\d+)",
