@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kvdoctor.facts import Known, Unknown
 from kvdoctor.findings import DeviceMemory, Report, TargetReport
+from kvdoctor.redact import redact
 from kvdoctor.report import text
 from kvdoctor.snapshot import Snapshot, memory_member
 
@@ -526,3 +527,36 @@ def test_which_of_two_mig_instances_is_the_servers_is_not_guessed() -> None:
     used = facts["mem.used"]
     assert isinstance(used, Unknown)
     assert "2 instances" in used.reason
+
+
+SERVE = "python3 /usr/local/bin/vllm serve acme/m"
+CHAINS = {
+    "under process 1, which is not listed": ([(10, 1, "VLLM::EngineCore")], 1),
+    "under process 1": ([(1, 0, "/sbin/init"), (10, 1, "VLLM::EngineCore")], 1),
+    "under a login shell": ([(7, 6, "-bash"), (10, 7, "VLLM::EngineCore")], 1),
+    "under a shell that once started it": ([(7, 1, "/bin/bash ./launch.sh"), (10, 7, "sglang::scheduler_TP0")], 1),
+    "under the user's systemd": ([(7, 1, "/usr/lib/systemd/systemd --user"), (10, 7, "VLLM::EngineCore")], 1),
+    "under a container's init": ([(1, 0, "/usr/bin/tini -- sh"), (10, 1, "VLLM::EngineCore")], 1),
+    "a core and its workers": (
+        [(7, 6, "zsh"), (10, 7, "VLLM::EngineCore"), (11, 10, "VLLM::Worker_TP0"), (12, 10, "VLLM::Worker_TP1")],
+        3,
+    ),
+    "a server under a shell": ([(7, 6, "-bash"), (9, 7, SERVE), (10, 9, "VLLM::EngineCore")], 0),
+    "a server whose name alone is printed": ([(7, 6, "bash"), (9, 7, "vllm"), (10, 9, "VLLM::EngineCor")], 0),
+    "the server is process 1": ([(1, 0, SERVE), (10, 1, "VLLM::EngineCore")], 0),
+    "a script of its own": ([(7, 1, "bash"), (9, 7, "python3 batch.py"), (10, 9, "VLLM::EngineCore")], 0),
+    "a parent that is not listed": ([(10, 9, "VLLM::EngineCore")], 0),
+    "a program that serves alone": ([(7, 1, "-bash"), (10, 7, "llama-server -m m.gguf")], 0),
+    "parents that go in a circle": ([(10, 11, "VLLM::EngineCore"), (11, 10, "VLLM::Worker_TP0")], 0),
+}
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_a_worker_is_left_over_when_nobody_above_it_serves(chain: str) -> None:
+    rows, expected = CHAINS[chain]
+    table = "PID PPID COMMAND\n" + "".join(f"{pid} {ppid} {command}\n" for pid, ppid, command in rows)
+    snapshot = Snapshot((memory_member("ps.txt", table.encode()), memory_member("server.log", vllm("0.11.0").encode())))
+    for one in (snapshot, redact(snapshot, salt=b"2" * 32)):
+        fact = report_on(one).main.facts["mem.orphans"]
+        assert isinstance(fact, Known)
+        assert fact.hi == expected

@@ -702,26 +702,6 @@ def _instance(facts: FactSet, part: devices.Instance) -> None:
             facts.set(fact, Unknown(f"{part.source}: {value.reason}", MIG_HINT))
 
 
-def _engine_like(name: object) -> bool:
-    text = str(name).lower()
-    return any(
-        w in text
-        for w in (
-            "vllm",
-            "sglang",
-            "enginecore",
-            "worker_tp",
-            "trtllm",
-            "text-generation",
-            "llama-server",
-            "lmdeploy",
-            "tritonserver",
-            "ray::",
-            "ollama",
-        )
-    )
-
-
 _TITLES = ("vllm::", "sglang::")
 """Engines whose workers carry their rank in the process title."""
 
@@ -761,19 +741,13 @@ def _foreign(view: View, host: HostReadings, processes: list[tuple[GpuProcess, s
         for process, source in processes:
             if isinstance(process.pid, Unread) or process.pid not in rows or process.pid in own:
                 continue
-            if _engine_like(process.name) and not _has_server(rows, process.pid):
+            if _left_over(rows, process.pid):
                 orphans += 1
                 orphan_bytes += 0.0 if isinstance(process.used, Unread) else float(process.used)
                 orphan_source = orphan_source or source
     elif rows:
         for pid, (row, origin) in rows.items():
-            if (
-                _engine_like(row.command)
-                and "api" not in row.command.lower()
-                and "serve" not in row.command.lower()
-                and not _has_server(rows, pid)
-                and pid not in own
-            ):
+            if pid not in own and _left_over(rows, pid):
                 orphans += 1
                 orphan_source = orphan_source or f"{origin}:{row.line}"
     no_process = [
@@ -864,48 +838,49 @@ def _why_not_told_apart(processes: list[tuple[GpuProcess, str]], own: set[int]) 
     return "none of the listed device processes has a pid of this server: the list has pids of the host or of another container"
 
 
-def _has_server(rows: Mapping[int, tuple[Process, str]], pid: int) -> bool:
-    """Does the parent chain of a worker hold a server process (not a shell, not init)?"""
-    seen: set[int] = set()
-    at = pid
-    while at in rows and at not in seen:
-        seen.add(at)
-        row = rows[at][0]
-        parent = row.ppid
-        if isinstance(parent, Unread):
-            return True  # the parent is not told: no ground to call it an orphan
-        if parent <= 1:
-            # in a container the server itself is often process 1
-            return (at != pid and _serves(row.command)) or (1 in rows and _serves(rows[1][0].command))
-        if parent not in rows:
-            return True
-        above = rows[parent][0]
-        if _serves(above.command):
-            return True
-        at = parent
-    return False
+_FRONT_ENDS = (
+    "api_server", "apiserver", "vllm serve", "serve ", "launch_server", "trtllm-serve", "tritonserver",
+    "text-generation-launcher", "llama-server", "ollama", "ray start", "raylet",
+)  # fmt: skip
+_WORKERS = ("enginecor", "worker_tp", "vllm::", "sglang::", "ray::", "text-generation-server")
+"""Titles of processes that another one starts and serves for (the kernel cuts names to 15 characters)."""
+
+_REAPERS = frozenset((
+    "init", "systemd", "tini", "dumb-init", "docker-init", "catatonit", "containerd-shim", "containerd-shim-runc-v2", "conmon",
+    "runsv", "supervisord", "bash", "sh", "dash", "ash", "zsh", "ksh", "fish", "tmux", "screen", "sshd", "login", "slurmstepd",
+))  # fmt: skip
+"""Programs that take over the children of the dead, as process 1 does: none of them is the front end of an engine."""
 
 
 def _serves(command: str) -> bool:
     text = command.lower()
-    return any(
-        w in text
-        for w in (
-            "api_server",
-            "vllm serve",
-            "serve ",
-            "launch_server",
-            "apiserver",
-            "trtllm-serve",
-            "tritonserver",
-            "text-generation-launcher",
-            "llama-server",
-            "ollama",
-            "ray start",
-            "raylet",
-            "python",
-        )
-    )
+    return any(word in text for word in _FRONT_ENDS)
+
+
+def _works(command: str) -> bool:
+    """A process that serves nobody by itself: an engine's core, a worker, a shard."""
+    text = command.lower()
+    return any(word in text for word in _WORKERS) and not _serves(command)
+
+
+def _reaps(command: str) -> bool:
+    first = command.split(None, 1)[0] if command.strip() else ""
+    return first.rsplit("/", 1)[-1].lstrip("-").rstrip(":").lower() in _REAPERS
+
+
+def _left_over(rows: Mapping[int, tuple[Process, str]], pid: int) -> bool:
+    """Is this a worker whose front end is gone? Its first ancestor that is no worker tells; an ancestor not listed, nothing."""
+    seen: set[int] = set()
+    at = pid
+    while at in rows and at not in seen and _works(rows[at][0].command):
+        seen.add(at)
+        parent = rows[at][0].ppid
+        if isinstance(parent, Unread):
+            return False
+        if parent <= 1 and 1 not in rows:
+            return True
+        at = parent
+    return bool(seen) and at in rows and at not in seen and _reaps(rows[at][0].command)
 
 
 # -------------------------------------------------------------------- fragmentation

@@ -187,6 +187,7 @@ _PROGRAMS = known(
     "ipython node java chrome firefox code tmux screen sleep tini dumb-init vllm.entrypoints.openai.api_server "
     "vllm.entrypoints.api_server vllm.entrypoints.cli.main sglang.launch_server sglang.srt.launch_server "
     "lmdeploy.serve tensorrt_llm ps grep dmesg journalctl kworker ksoftirqd kswapd0 migration -m -c -u -eo "
+    "-bash -sh -zsh dash ash ksh fish -fish login conmon docker-init catatonit runsv slurmstepd supervisord "
     "ray::idle ray::rayworkerwrapper ray::servereplica vllm::apiserver"
 )
 _PROGRAM = re.compile(
