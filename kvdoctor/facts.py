@@ -631,6 +631,7 @@ _ROWS = (
     _f("tok.gen_drop", "1", "t", "w", "1 - last / max of gen rate while running > 0"),
     _f("tok.gen_zero_samples", "count", "r", "w", "samples with generation 0 while running > 0", combine="sum"),
     _f("tok.prefill_speed", "tok/s", "t", "w", "prefill tokens / prefill busy time"),
+    _f("prefill.full_share", "1", "t", "w", "steps full of prompt tokens / logged steps, while requests waited"),
     _f("latency.ttft_p50", "s", "t", "w", "median time to first token, from bucket differences"),
     _f("latency.ttft_p99", "s", "t", "w", "99 % of first tokens come within this time"),
     _f("latency.e2e_p99", "s", "t", "w", "99 % of requests end within this time"),

@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kvdoctor.derive import faults, latency, liveness, load, memory, model, runners, shape, spread, victims, work
+from kvdoctor.derive import (
+    faults,
+    latency,
+    liveness,
+    load,
+    memory,
+    model,
+    prefill,
+    runners,
+    shape,
+    spread,
+    victims,
+    work,
+)
 from kvdoctor.derive import group as _group
 from kvdoctor.derive import host as _host
 from kvdoctor.derive.view import View
@@ -30,6 +43,7 @@ def derive(intake: Intake) -> Derived:
         latency.add(view)
         work.add(view)
         load.headroom(view)
+        prefill.add(view)
         memory.add(view, intake.host)
         _host.add(view, intake.host)
         faults.add(view, intake.host)

@@ -172,7 +172,7 @@ def prefills(view: View) -> tuple[list[Prefill], list[Piece]]:
     Where a line tells the tokens still pending, the first line of a prompt gives its whole length. Where it does not, a line as
     long as the chunk size was cut there, and the next prefill line of the rank goes on with the same prompt.
     """
-    chunk = _chunk(view)
+    chunk = chunk_tokens(view)
     prompts: list[Prefill] = []
     pieces: list[Piece] = []
     ranks: dict[str, _Open] = {}
@@ -210,7 +210,7 @@ def prefills(view: View) -> tuple[list[Prefill], list[Piece]]:
     return prompts, pieces
 
 
-def _chunk(view: View) -> float | None:
+def chunk_tokens(view: View) -> float | None:
     """Tokens at which a prompt is cut: as set, else the largest piece of the log where it came more than once."""
     told = view.target.setting("chunk")
     if told is not None and told.lstrip("-").isdigit():

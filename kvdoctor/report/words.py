@@ -120,6 +120,7 @@ LABELS: Mapping[str, str] = {
     "tok.gen_drop": "fall of the generation rate",
     "tok.gen_zero_samples": "samples with requests running and none generating",
     "tok.prefill_speed": "prefill speed",
+    "prefill.full_share": "steps full of prompt tokens while requests waited",
     "latency.ttft_p50": "median time to first token",
     "latency.ttft_p99": "P99 time to first token",
     "latency.e2e_p99": "P99 time of a whole request",
