@@ -22,7 +22,7 @@ from kvdoctor.engines import recognise
 from kvdoctor.engines.base import COMMON_SERIES, Args, Engine, Series, SeriesName, engines
 from kvdoctor.findings import SourceNote
 from kvdoctor.parse import Unread, exposition, sniff
-from kvdoctor.parse.serverlog import LogEvent, ParsedLog, later_year, parse_time, scan
+from kvdoctor.parse.serverlog import NOT_TURNED, LogEvent, ParsedLog, later_year, parse_time, scan
 from kvdoctor.readings import Histogram, HostReadings, Intake, Key, LogRun, Reading, Scrape, Target, Timed
 from kvdoctor.snapshot import Member, Snapshot
 
@@ -204,6 +204,13 @@ class _Part:
             status += f", unwrapped from {parsed.wrapping}"
         if parsed.encoding != "utf-8":
             status += f", {parsed.encoding}"
+        if parsed.order:
+            status += ", newest line first"
+        if parsed.order == NOT_TURNED:
+            self.warnings.append(
+                f"{member.origin}: the newest line comes first, and the log is too large to be turned round: its oldest line "
+                "was taken for the last; export it with the oldest line first (reverse it: tac)"
+            )
         for template, count in parsed.dropped.items():
             self.warnings.append(
                 f"{member.origin}: {count} earlier lines of kind {template} are beyond the memory bound; the newest were judged"

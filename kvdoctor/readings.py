@@ -173,7 +173,7 @@ class LogRun:
 
     def source(self, event: LogEvent) -> str:
         """``file:line`` of an event."""
-        return f"{self.origin}:{event.line}"
+        return f"{self.origin}:{event.line if event.place is None else event.place}"
 
 
 @dataclass

@@ -77,7 +77,8 @@ def logs_of_cases() -> list[tuple[str, bytes]]:
     for folder in CASES:
         for file in sorted(folder.iterdir()):
             raw = file.read_bytes() if file.is_file() else b""
-            if file.name != "expect.toml" and recognise.kind_of(raw[:65_536], None) == "log":
+            # an export that begins with its newest line is no output of a runtime: nobody splits or wraps its lines again
+            if file.name != "expect.toml" and recognise.kind_of(raw[:65_536], None) == "log" and not read(raw).order:
                 found.append((f"{folder.name}/{file.name}", raw))
     return found
 

@@ -2,7 +2,8 @@
 
 ``{"schema": "kvdoctor.log/1", "engine", "lines", "bad_lines", "first_time", "last_time", "clock", "wrapping", "encoding",
 "dropped": {template: count}, "events": [{"t": template, "e": kind, "f": fields, "n": line, "at": time, "r": rank, "p": pid,
-"x": repeat}]}``. An ``args`` event carries ``settings`` (name -> value) where the raw log's event carries ``text``.
+"x": repeat, "l": line of the file where that is another}], "order": how the file was ordered}``. An ``args`` event carries
+``settings`` (name -> value) where the raw log's event carries ``text``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def dump(engine: str | None, log: ParsedLog) -> bytes:
     head = {
         "schema": SCHEMA, "engine": engine, "lines": log.lines, "bad_lines": log.bad_lines, "first_time": log.first_time,
         "last_time": log.last_time, "clock": log.clock, "wrapping": log.wrapping, "encoding": log.encoding,
-        "dropped": dict(log.dropped),
+        "dropped": dict(log.dropped), "order": log.order,
     }  # fmt: skip
     encode = json.JSONEncoder(separators=(",", ":")).encode
     rows = ",\n".join(encode(_row(event)) for event in log.events)
@@ -39,6 +40,8 @@ def _row(event: LogEvent) -> dict[str, object]:
         row["p"] = event.pid
     if event.repeat != 1:
         row["x"] = event.repeat
+    if event.place is not None:
+        row["l"] = event.place
     return row
 
 
@@ -74,6 +77,7 @@ def load(text: str) -> tuple[str | None, ParsedLog] | Unread:
         str(document.get("wrapping", "")),
         str(document.get("encoding", "utf-8")),
         {str(k): v for k, v in dropped.items() if isinstance(v, int)} if isinstance(dropped, dict) else {},
+        str(document.get("order", "")),
     )
     return engine if isinstance(engine, str) else None, log
 
@@ -82,7 +86,7 @@ def _event(row: dict[str, Any]) -> LogEvent | None:
     fields, line, pid = row.get("f"), row.get("n"), row.get("p")
     if not isinstance(fields, dict) or not isinstance(line, int):
         return None
-    repeat = row.get("x", 1)
+    repeat, place = row.get("x", 1), row.get("l")
     return LogEvent(
         str(row.get("t", "")),
         str(row.get("e", "")),
@@ -92,6 +96,7 @@ def _event(row: dict[str, Any]) -> LogEvent | None:
         str(row.get("r", "")),
         pid if isinstance(pid, int) else None,
         repeat if isinstance(repeat, int) else 1,
+        place if isinstance(place, int) else None,
     )
 
 

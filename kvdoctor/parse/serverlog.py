@@ -24,7 +24,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, BinaryIO
 
 from kvdoctor.frozen import frozen
-from kvdoctor.parse import OOM_LITERALS, Unread
+from kvdoctor.parse import OOM_LITERALS, Unread, logorder
 
 if TYPE_CHECKING:
     from kvdoctor.parse.oom import OomMessage
@@ -131,7 +131,8 @@ class LogEvent:
     """One recognised line. ``fields`` are canonical; ``line`` is 1-based; ``time`` is epoch seconds or None.
 
     ``rank`` names the process or rank that wrote it ('' where the line does not say). ``repeat`` multiplies it (Ray folds
-    equal lines of many workers into one).
+    equal lines of many workers into one). ``place`` is the line of the file where that is another than ``line``, which counts
+    in the order of time: some exports begin with the newest line.
     """
 
     template: str
@@ -142,6 +143,7 @@ class LogEvent:
     rank: str = ""
     pid: int | None = None
     repeat: int = 1
+    place: int | None = None
 
     def number(self, name: str) -> float | None:
         """A numeric field, or None when the line does not carry it."""
@@ -158,7 +160,11 @@ class LogEvent:
 
 @dataclass(slots=True)
 class ParsedLog:
-    """What a log said. ``dropped`` counts events beyond the memory bound, by template (the newest are kept)."""
+    """What a log said. ``dropped`` counts events beyond the memory bound, by template (the newest are kept).
+
+    ``order`` is empty for a log that begins with its oldest line, :data:`TURNED` for one that was turned round, and
+    :data:`NOT_TURNED` for one that is too large for it.
+    """
 
     events: list[LogEvent]
     lines: int
@@ -169,7 +175,11 @@ class ParsedLog:
     wrapping: str
     encoding: str
     dropped: Mapping[str, int]
+    order: str = ""
 
+
+TURNED = "newest first"
+NOT_TURNED = "newest first, not turned"
 
 MAX_LINE = 65_536
 CHUNK = 1 << 20
@@ -854,6 +864,7 @@ def scan(
         pieces = _chunks(
             _Prefixed(head[2:] if head[:2] in (b"\xff\xfe", b"\xfe\xff") else head, stream), encoding, chunk
         )
+    pieces, order, places = _oldest_first(pieces, reader, chunk)
     carry = b""
     overlong = False
     for piece in pieces:
@@ -877,7 +888,33 @@ def scan(
         carry = reader.block(block, more=True) + carry
     if carry and not overlong:
         reader.block(carry.removesuffix(b"\n"))
-    return reader.finish(encoding)
+    parsed = reader.finish(encoding)
+    if places:
+        parsed.events = [replace(e, place=places[e.line - 1]) if e.line <= len(places) else e for e in parsed.events]
+    parsed.order = order
+    return parsed
+
+
+def _oldest_first(pieces: Iterator[bytes], reader: _LogReader, chunk: int) -> tuple[Iterator[bytes], str, list[int]]:
+    """A log's pieces with the oldest line first, what was done for it, and the file's line of each line if turned."""
+    taken = _up_to(pieces, logorder.LOOK)
+    if not logorder.newest_first(b"".join(taken)[: logorder.LOOK], reader.time_of):
+        return itertools.chain(taken, pieces), "", []
+    taken += _up_to(pieces, logorder.MOST)
+    more = next(pieces, None)
+    if more is not None:
+        return itertools.chain(taken, [more], pieces), NOT_TURNED, []
+    whole, places = logorder.turned(b"".join(taken))
+    return logorder.in_pieces(whole, chunk), TURNED, places
+
+
+def _up_to(pieces: Iterator[bytes], most: int) -> list[bytes]:
+    taken: list[bytes] = []
+    size = 0
+    while size < most and (piece := next(pieces, None)) is not None:
+        taken.append(piece)
+        size += len(piece)
+    return taken
 
 
 class _Prefixed:
@@ -1066,13 +1103,12 @@ class _LogReader:
 
     def _times(self, lines: Sequence[bytes]) -> list[tuple[float, str]]:
         """Times of lines, in their order, each with how sure it is."""
-        found: list[tuple[float, str]] = []
-        for raw in lines:
-            if raw:
-                line = next(iter(self.quiet(decode(raw[:2048]).rstrip("\r"))), None)
-                if line is not None and line.time is not None:
-                    found.append((line.time, line.clock))
-        return found
+        return [found for raw in lines if raw and (found := self.time_of(raw)) is not None]
+
+    def time_of(self, raw: bytes) -> tuple[float, str] | None:
+        """The time of a line and how sure it is; None when it has none."""
+        line = next(iter(self.quiet(decode(raw[:2048]).rstrip("\r"))), None)
+        return None if line is None or line.time is None else (line.time, line.clock)
 
     def _hold(self, group: _Newest) -> None:
         """Hold back lines of a kind of which enough were read; of one block only the newest can still be wanted."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from kvdoctor.engines import recognise
 from kvdoctor.engines.base import Engine, engines
 from kvdoctor.parse import logevents
-from kvdoctor.parse.serverlog import LogEvent, ParsedLog, scan
+from kvdoctor.parse.serverlog import NOT_TURNED, TURNED, LogEvent, ParsedLog, scan
 from kvdoctor.redact import words
 from kvdoctor.redact.veil import Veil
 from kvdoctor.snapshot import Member
@@ -55,6 +55,7 @@ def reduce(log: ParsedLog, veil: Veil, engine: Engine | None) -> ParsedLog:
     """The same log with reduced fields, ranks and names."""
     return replace(
         log,
+        order=log.order if log.order in (TURNED, NOT_TURNED) else "",
         events=[_event(event, veil, engine) for event in log.events],
         clock=log.clock if log.clock in ("zone", "local", "yearless") else "",
         wrapping=log.wrapping if log.wrapping.isalpha() and len(log.wrapping) < 16 else "",
