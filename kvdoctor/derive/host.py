@@ -35,9 +35,10 @@ def add(view: View, host: HostReadings) -> None:
 
 
 _ORDER = ("hw_slowdown", "thermal", "power", "other", "none")
+# the driver sets the slowdown bit beside the one that says why: what names heat is heat
 _REASONS = {
-    "hw_slowdown": ("hw_slowdown", "hw_power_brake", "hw_power_brake_slowdown"),
     "thermal": ("sw_thermal", "sw_thermal_slowdown", "hw_thermal", "hw_thermal_slowdown", "thermal"),
+    "hw_slowdown": ("hw_slowdown", "hw_power_brake", "hw_power_brake_slowdown"),
     "power": ("sw_power_cap", "power", "power_cap"),
 }
 _HARMLESS = (
