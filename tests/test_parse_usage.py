@@ -105,7 +105,35 @@ def test_dmon_columns_go_by_their_names() -> None:
     assert (row.sm_clock_hz, row.mem_used) == (1980e6, 61022 * MIB)
 
 
-@given(st.sampled_from([PLAIN, DATED]), st.data())
-def test_damaged_dmon_never_raises(text: str, data: st.DataObject) -> None:
+GPUSTAT = (
+    "gpu3                     Tue Nov  3 12:00:00 2026  570.124.06\n"
+    "[0] NVIDIA A100-SXM4-80GB | 41'C,   7 % | 31420 / 81920 MB | alice:python/20114(31402M) bob:top/7(12M)\n"
+    "[1] NVIDIA A100-SXM4-80GB | 38'C,  ?? %,   62 / 400 W |     0 / 81920 MB | carol(455M)\n"
+)
+
+
+def test_gpustat_rows_are_readings_with_their_processes() -> None:
+    assert sniff.sniff(GPUSTAT.encode()) == "smi-table"
+    report = gpu.parse(GPUSTAT)
+    assert isinstance(report, gpu.GpuReport)
+    one, two = report.readings
+    assert (one.time, one.util_gpu, one.mem_used, one.mem_total) == (NOON, 0.07, 31420 * MIB, 81920 * MIB)
+    assert (two.power_w, two.power_limit_w, two.mem_used, two.temperature_c) == (62.0, 400.0, 0, 38.0)
+    assert isinstance(two.util_gpu, Unread)
+    told = [(p.gpu_index, p.pid, p.name, p.used) for p in report.processes[:2]]
+    assert told == [(0, 20114, "python", 31402 * MIB), (0, 7, "top", 12 * MIB)]
+    assert isinstance(report.processes[2].pid, Unread)
+    assert isinstance(report.processes[2].name, Unread)
+    assert (report.driver, report.bad_count, report.processes_listed) == ("570.124.06", 0, True)
+
+
+def test_gpustat_without_processes_says_nothing_of_them() -> None:
+    report = gpu.parse("[0] NVIDIA H200 | 41'C,   0 % | 31420 / 143771 MB |\n")
+    assert isinstance(report, gpu.GpuReport)
+    assert not report.processes_listed
+
+
+@given(st.sampled_from([PLAIN, DATED, GPUSTAT]), st.data())
+def test_damaged_readings_never_raise(text: str, data: st.DataObject) -> None:
     cut = data.draw(st.integers(0, len(text)))
     gpu.parse(text[:cut] + data.draw(st.text(max_size=20)) + text[cut + data.draw(st.integers(0, 40)) :])

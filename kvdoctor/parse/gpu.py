@@ -1,7 +1,7 @@
 """nvidia-smi in every form it prints -> readings per GPU, per MIG instance and per process.
 
 Forms: ``--query-gpu`` and ``--query-compute-apps`` csv (with or without units; a dump with a time column is several
-readings), the default table (old, new, Windows, MIG), ``dmon``, ``-q`` text and ``-q -x`` xml. Sizes become bytes, percentages
+readings), the default table (old, new, Windows, MIG), ``dmon``, ``gpustat``, ``-q`` text and ``-q -x`` xml. Sizes become bytes, percentages
 fractions, MHz hertz. Whatever nvidia-smi does not give - ``[N/A]``, ``[Insufficient Permissions]``, ``ERR!``, a column
 that was not asked for - is an :class:`~kvdoctor.parse.Unread`, never 0.
 
@@ -100,7 +100,7 @@ class GpuProcess:
 class GpuReport:
     """What one nvidia-smi output said.
 
-    ``form`` is one of ``query-gpu``, ``query-compute-apps``, ``dmon``, ``table``, ``text``, ``xml``. ``processes_listed`` is True
+    ``form`` is one of ``query-gpu``, ``query-compute-apps``, ``dmon``, ``gpustat``, ``table``, ``text``, ``xml``. ``processes_listed`` is True
     when the output makes a statement about processes (a list, or the words that there are none); an empty panel without
     those words, as seen inside a container, is no statement. ``driver`` is the driver's version. ``bad`` holds the
     first lines that could not be read, ``bad_count`` counts all of them.
@@ -142,6 +142,8 @@ def parse(text: str) -> GpuReport | NotGpu:
         return _parse_table(lines)
     if any(_DMON.match(line) for line in lines[:_FIRST_LINES]):
         return _parse_dmon(lines)
+    if any(_STAT_ROW.match(line) for line in lines[:_FIRST_LINES]):
+        return _parse_gpustat(lines)
     header = next((number for number, line in enumerate(lines) if _csv_columns(line)), None)
     if header is not None:
         return _parse_csv(lines)
@@ -535,6 +537,70 @@ def _parse_dmon(lines: Sequence[str]) -> GpuReport:
         processes_listed=False,
         mig=(),
         driver=_NOT_PRINTED,
+        bad=tuple(refused.kept),
+        bad_count=refused.count,
+        lines=len(lines),
+    )
+
+
+# ---- gpustat: one line per device, its processes at the end of it --------------------------------------------------------
+
+_STAT_ROW = re.compile(
+    r"\[([0-9]{1,4})\] (\S.{0,80}?)[ ]{0,40}\|[ ]{0,8}([0-9?]{1,4})['\u00b0]C,[^|]{0,30}?([0-9?]{1,4}) %"
+    r"(?:,[ ]{0,8}([0-9?]{1,6}) / [ ]{0,8}([0-9?]{1,6}) W)?[ ]{0,4}\|[ ]{0,8}([0-9?]{1,9}) / [ ]{0,8}([0-9?]{1,9}) MB(?:[ ]{0,4}\|(.{0,4000}))?"
+)
+# user:command/pid(size): each part but the user and the size is asked for by an option
+_STAT_PROCESS = re.compile(r"[^\s:/(]{1,64}(?::([^\s/(]{1,200}))?(?:/([0-9]{1,10}))?\(([0-9?]{1,9})M\)")
+_STAT_HEAD = re.compile(r"\S{1,80}[ ]{1,60}(\w{3} \w{3} [ 0-9][0-9] [0-9:]{8} [0-9]{4})[ ]{1,8}([0-9][0-9.]{1,15})")
+
+
+def _parse_gpustat(lines: Sequence[str]) -> GpuReport:
+    readings: list[GpuReading] = []
+    processes: list[GpuProcess] = []
+    driver: str | Unread = _NOT_PRINTED
+    time: float | None = None
+    refused = _Refusals()
+    for number, line in enumerate(lines, 1):
+        head, row = _STAT_HEAD.match(line), _STAT_ROW.match(line)
+        if head:
+            time, driver = _wall_clock(head.group(1)), head.group(2)
+        elif row:
+            index, name, heat, util, power, limit, used, total, listed = row.groups()
+            reading = GpuReading(
+                line=number,
+                index=int(index),
+                name=name,
+                temperature_c=_plain(heat),
+                util_gpu=_share(util),
+                power_w=_plain(power) if power else _NOT_PRINTED,
+                power_limit_w=_plain(limit) if limit else _NOT_PRINTED,
+                mem_used=_size(used, "MB"),
+                mem_total=_size(total, "MB"),
+                used_includes_reserved=_includes_reserved(driver, None, None, None, None),
+                time=time,
+            )
+            readings.append(reading)
+            processes += [
+                GpuProcess(
+                    line=number,
+                    pid=_whole(pid) if pid else _NOT_PRINTED,
+                    name=command or _NOT_PRINTED,
+                    used=_size(size, "MB"),
+                    gpu_index=reading.index,
+                    time=time,
+                )
+                for command, pid, size in _STAT_PROCESS.findall(listed or "")
+            ]
+        elif line.strip():
+            refused.add(number, "not a row of gpustat", line)
+    return GpuReport(
+        form="gpustat",
+        readings=tuple(readings),
+        processes=tuple(processes),
+        # without processes it prints nothing, as when it was told not to list them
+        processes_listed=bool(processes),
+        mig=(),
+        driver=driver,
         bad=tuple(refused.kept),
         bad_count=refused.count,
         lines=len(lines),
