@@ -316,7 +316,10 @@ def test_a_wrapped_log_gets_the_same_verdict(folder: Path) -> None:
         return
     year = year_of(files)
     whole = report_on(files).main.verdict.rule
+    export = any(scan(io.BytesIO(raw), ()).order for raw in files.values() if kind_of(raw) == "log")
     for name in wrappers_for(folder, 4):
+        if export and name.endswith("-split"):
+            continue  # the pieces of a line that a runtime split are written oldest first, whatever the lines are
         wrapped = on_logs(files, lambda text, name=name: WRAPPERS[name](text, year))  # type: ignore[misc]
         assert report_on(wrapped).main.verdict.rule == whole, name
 
