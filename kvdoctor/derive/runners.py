@@ -32,6 +32,7 @@ def _loads(view: View) -> None:
         return
     asked = [e for _, e in view.target.events("request_in")] or [e for _, e in view.target.events("request_out")]
     source = loads[0][0].source(loads[0][1])
+    _names(view)
     requests = float(sum(e.repeat for e in asked)) if asked else None
     view.facts.set("model.loads", measured(float(len(loads)), "w", source, events=float(len(loads))))
     if requests:
@@ -43,6 +44,21 @@ def _loads(view: View) -> None:
         view.facts.set(
             "model.loads_per_request", Unknown("requests are not in the log", "give the log with its request lines")
         )
+
+
+def _names(view: View) -> None:
+    """How many different models the runners were started with."""
+    engine = view.target.engine
+    if engine is None:
+        return
+    found = [
+        (name, run.source(event))
+        for run, event in view.target.events("args", "model_load")
+        if (name := event.text("model") or engine.parse_args(event.text("text") or "").get("model"))
+    ]
+    if found:
+        count = float(len({name for name, _ in found}))
+        view.facts.set("model.loaded_names", measured(count, "w", found[0][1]))
 
 
 def _after_pause(run: LogRun, load: LogEvent) -> bool:

@@ -4,7 +4,30 @@ from __future__ import annotations
 
 from kvdoctor.engines.base import Lever
 
+FLEET_LEVERS: tuple[Lever, ...] = (
+    # of one kind of engine alone, which has its own entry before this
+    Lever("host.loaded_models", None, instead="a server holds one model: start one for each"),
+    Lever(
+        "host.scaler_metric",
+        "the metric in the HPA or KEDA object",
+        effect="Replicas follow what waits instead of how long some kernel ran.",
+        cost="The engine's metrics must reach the autoscaler (an adapter or a Prometheus trigger).",
+        next_limit="time until a new replica serves",
+        verify="kubectl get hpa names the metric of the queue",
+    ),
+    Lever(
+        "topo.pd_split",
+        "replicas of the prefill and of the decode deployment",
+        effect="The side that is full gets the work of more cards; the sum stays as it is.",
+        cost="The other side has less to spare when prompts or answers get longer.",
+        next_limit="the queue of the other side",
+        verify="both queues stay short at the busiest hour",
+    ),
+)
+"""What is turned outside of the server: its deployment and its autoscaler."""
+
 HOST_LEVERS: tuple[Lever, ...] = (
+    *FLEET_LEVERS,
     # the two of one kind of engine alone, which has its own entries before these
     Lever("mem.device_layers", None, instead="every layer is computed on a device already"),
     Lever("prefix.states", None, instead="what is kept of window and recurrent layers cannot be set"),
@@ -27,6 +50,7 @@ HOST_LEVERS: tuple[Lever, ...] = (
     Lever(
         "host.separate_tenants",
         "CUDA_VISIBLE_DEVICES",
+        values={"on": "a device of its own for each engine"},
         effect="Each engine sizes its pool from the memory it finds, so an own device gives it all of it.",
         cost="A device per engine, or a start of one after the other.",
         next_limit="number of devices",

@@ -483,7 +483,7 @@ LEVERS: tuple[Lever, ...] = (
           effect="Outputs end before they fill the pool.", cost="Answers can be cut.", next_limit="answers that end by length",
           verify="n_remain in /slots"),
     *HOST_LEVERS,
-    Lever("engine.version", "install a newer llama.cpp build", default=None,
+    Lever("engine.version", "the build of llama.cpp", default=None,
           effect="Newer builds purge idle slots before they fail active ones, print the context error with numbers and keep "
           "prompts in host memory.", cost="A restart.", next_limit="none", verify="build_info in /props"),
     Lever("observe.metrics", "--metrics", default="off", setting="metrics", effect="Opens /metrics; /slots is open by default.",

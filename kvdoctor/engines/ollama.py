@@ -166,10 +166,13 @@ _OWN_LEVERS: tuple[Lever, ...] = (
         Lever("topo.routing", "OLLAMA_MAX_LOADED_MODELS=N", default="3 per device", setting="OLLAMA_MAX_LOADED_MODELS",
               effect="More models stay loaded, so requests for different models cause fewer reloads.",
               cost="They share the memory.", next_limit="device memory", verify="'loaded runners' lines per request"),
+        Lever("host.loaded_models", "OLLAMA_MAX_LOADED_MODELS=N", default="3 per device", setting="OLLAMA_MAX_LOADED_MODELS",
+              effect="As many models stay loaded, where their weights and pools fit beside each other; where N is enough already, memory is the limit.",
+              cost="They share the memory.", next_limit="device memory", verify="count in the 'loaded runners' lines"),
         Lever("client.max_tokens", "num_predict in the request options", default="-1 (unlimited)",
               effect="Outputs end before they fill the context.", cost="Answers can be cut.", next_limit="answers that end by length",
               verify="done_reason length in the answers"),
-        Lever("engine.version", "install a newer ollama", default=None, effect="Newer versions measure memory instead of estimating it and "
+        Lever("engine.version", "the version of ollama", default=None, effect="Newer versions measure memory instead of estimating it and "
               "reload less often.", cost="A restart.", next_limit="none", verify="version in the 'Listening on' line"),
         Lever("observe.metrics", None, instead="ollama exports no metrics: use its log (OLLAMA_DEBUG=1), ollama ps and nvidia-smi"),
         Lever("observe.request_log", "OLLAMA_DEBUG=1", default="off", setting="OLLAMA_DEBUG",

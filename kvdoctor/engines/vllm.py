@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kvdoctor.engines._host_levers import FLEET_LEVERS
 from kvdoctor.engines._promql_vllm import PROMQL
 from kvdoctor.engines._vllm_levers import COMMANDS, GAPS, LEVERS
 from kvdoctor.engines._vllm_logs import TEMPLATES
@@ -238,7 +239,7 @@ ENGINE = Engine(
     ),
     series=SERIES,
     templates=TEMPLATES,
-    levers=LEVERS,
+    levers=(*LEVERS, *FLEET_LEVERS),
     gaps=GAPS,
     commands=COMMANDS,
     rank_labels=("engine", "ReplicaId", "WorkerId"),

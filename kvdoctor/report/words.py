@@ -244,6 +244,7 @@ LABELS: Mapping[str, str] = {
     "pd.expired": "KV transfers that expired",
     "model.loads": "model loads",
     "model.loads_per_request": "model loads per request",
+    "model.loaded_names": "different models loaded",
     "model.device_share": "share of the model on a device",
     "prefix.states_lost": "prompts computed in full for want of a kept state",
     "prefix.states_lost_share": "share of prompts computed in full for want of a kept state",
@@ -500,6 +501,9 @@ _COMPARED = re.compile(
 )
 
 
+_DENIED = re.compile(r"\bnot (?P<fact>[a-z]+\.[a-z][a-z0-9_]*)\b")
+
+
 def condition(expression: str) -> str:
     """A condition over facts for a person: labels, limits in the unit of the fact, ``none`` for nothing."""
 
@@ -514,4 +518,7 @@ def condition(expression: str) -> str:
             return f"{name}: none"
         return f"{name} {op if op != '==' else '='} {value(number, match['unit'] or unit_of(match['fact']))}"
 
-    return relabel(_COMPARED.sub(one, flow(expression)))
+    def denied(match: re.Match[str]) -> str:
+        return f"{label(match['fact'])}: no" if unit_of(match["fact"]) == "bool" else match[0]
+
+    return relabel(_DENIED.sub(denied, _COMPARED.sub(one, flow(expression))))
