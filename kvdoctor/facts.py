@@ -810,6 +810,7 @@ _ROWS = (
         "held by others by the message's own numbers: total - free - this process (or - reserved)",
         combine="first",
     ),
+    _f("oom.on_fullest_device", "bool", "t", "e", "only devices of the fullest stage failed"),
     _f("oom.on_fullest_rank", "bool", "r", "e", "only the rank with the largest weights failed", combine="first"),
     _f(
         "start.need_tokens",
@@ -994,6 +995,13 @@ _ROWS = (
     ),
     _f("spread.preempt_top", "1", "t", "w", "share of preemptions on one engine"),
     _f("spread.mem_ratio", "ratio", "t", "i", "max / min of mem.used over ranks"),
+    _f(
+        "spread.stage_ratio",
+        "ratio",
+        "t",
+        "i",
+        "max / min of mem.used over the devices of one pipeline, one rank on each",
+    ),
     _f("group.pool_ratio", "ratio", "x", "s", "max / min of kv.pool_tokens, same model and flags"),
     _f(
         "group.gpu_ratio",

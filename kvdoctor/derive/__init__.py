@@ -16,6 +16,7 @@ from kvdoctor.derive import (
     runners,
     shape,
     spread,
+    stages,
     victims,
     work,
 )
@@ -53,6 +54,7 @@ def derive(intake: Intake) -> Derived:
         liveness.add(view, intake.host)
         memory.no_device(view)
         model.add(view)
+        stages.add(view, intake.host)
         load.pressure(view)
         view.hint_bounds()
     memory.peers_starting(views, intake.host)

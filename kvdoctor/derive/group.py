@@ -446,12 +446,19 @@ def _policies(group: FactSet, rows: list[BenchRow], origin: str) -> None:
     group.set("group.gpu_ratio", measured(1.0, "w", source))
 
 
+def _size(row: BenchRow) -> float:
+    return _first(row, "gpus", "tp", "workers") or 0.0
+
+
 def _gpu_rows(group: FactSet, rows: list[BenchRow], origin: str) -> None:
-    sized = [(g, r) for r in rows if (g := _first(r, "gpus", "tp", "workers")) is not None]
+    sized = [(g, r) for r in rows if (g := _size(r)) > 0]
     if len({g for g, _ in sized}) < 2:
         return
-    ordered = sorted(sized, key=lambda x: x[0])
-    (g0, first), (g1, last) = ordered[0], ordered[-1]
+    # of a sweep, the pair under the highest load that was run with two sizes
+    pairs = _same_load([r for _, r in sorted(sized, key=lambda x: x[0])], _size)
+    ordered = pairs[-1] if pairs else [r for _, r in sorted(sized, key=lambda x: x[0])]
+    first, last = ordered[0], ordered[-1]
+    g0, g1 = _size(first), _size(last)
     x, y = _first(first, *_THROUGHPUT), _first(last, *_THROUGHPUT)
     if g0 > 0:
         group.set("group.gpu_ratio", measured(g1 / g0, "w", f"{origin}:{last.line}"))
@@ -461,22 +468,52 @@ def _gpu_rows(group: FactSet, rows: list[BenchRow], origin: str) -> None:
 
 
 def _tensor_parallel_rows(group: FactSet, rows: list[BenchRow], origin: str) -> None:
-    """The row with most tensor parallel ranks against the one with fewest, under the same load."""
-    sized = sorted(((r.values["tp"], r) for r in rows if "tp" in r.values), key=lambda x: x[0])
-    if len(sized) < 2 or sized[0][0] <= 0 or sized[0][0] == sized[-1][0]:
+    """The row with most tensor parallel ranks against the one with fewest, under the same load.
+
+    Where a sweep ran several loads, the one at which more ranks helped most: what does not help there helps nowhere. Without
+    a pair under one load the extremes are compared, and ``group.running_ratio`` tells that the loads differ.
+    """
+    sized = sorted((r for r in rows if r.values.get("tp", 0.0) > 0), key=lambda r: r.values["tp"])
+    pairs = [(part[0], part[-1]) for part in _same_load(sized, _ranks)] or [(sized[0], sized[-1])] if sized else []
+    best: tuple[float, BenchRow, BenchRow] | None = None
+    for a, b in pairs:
+        x, y = _first(a, *_THROUGHPUT), _first(b, *_THROUGHPUT)
+        if a.values["tp"] < b.values["tp"] and _load_ratio(a, b) is not None and x and y is not None and _alike(a, b):
+            best = (y / x, a, b) if best is None or y / x > best[0] else best
+    if best is None:
         return
-    (small, a), (large, b) = sized[0], sized[-1]
-    loads = [(a.values[c], b.values[c]) for c in _LOADS if c in a.values and c in b.values]
-    x, y = _first(a, *_THROUGHPUT), _first(b, *_THROUGHPUT)
-    if not loads or loads[0][0] <= 0 or not x or y is None or a.policy != b.policy or _settings(a) != _settings(b):
-        return
+    speedup, a, b = best
     source = f"{origin}:{b.line}"
-    group.set("group.tp_ratio", measured(large / small, "c", source))
-    group.set("group.tp_speedup", measured(y / x, "w", source))
-    group.set("group.running_ratio", measured(loads[0][1] / loads[0][0], "w", source))
+    group.set("group.tp_ratio", measured(b.values["tp"] / a.values["tp"], "c", source))
+    group.set("group.tp_speedup", measured(speedup, "w", source))
+    group.set("group.running_ratio", measured(_load_ratio(a, b) or 0.0, "w", source))
     usage = [u for r in (a, b) if (u := r.values.get("kv_usage")) is not None]
     if len(usage) == 2:
         group.set("group.usage_max", measured(max(usage), "w", source))
+
+
+def _ranks(row: BenchRow) -> float:
+    return row.values["tp"]
+
+
+def _same_load(sized: Sequence[BenchRow], size: Callable[[BenchRow], float]) -> list[list[BenchRow]]:
+    """Rows in the order given, those under one load together, lowest load first; those of one size only are left out."""
+    columns = (*_LOADS, "prompt_len", "output_len")
+    parts: dict[tuple[object, ...], list[BenchRow]] = {}
+    for row in sized:
+        load = (row.policy, *sorted(_settings(row).items()), *(row.values.get(c) for c in columns))
+        parts.setdefault(load, []).append(row)
+    found = [part for part in parts.values() if size(part[0]) < size(part[-1])]
+    return sorted(found, key=lambda part: [part[0].values.get(c, 0.0) for c in _LOADS])
+
+
+def _load_ratio(a: BenchRow, b: BenchRow) -> float | None:
+    shared = [(a.values[c], b.values[c]) for c in _LOADS if c in a.values and c in b.values]
+    return shared[0][1] / shared[0][0] if shared and shared[0][0] > 0 else None
+
+
+def _alike(a: BenchRow, b: BenchRow) -> bool:
+    return a.policy == b.policy and _settings(a) == _settings(b)
 
 
 def _tensor_parallel(group: FactSet, views: Sequence[View]) -> None:
