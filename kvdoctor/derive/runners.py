@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from kvdoctor.facts import Unknown, measured
@@ -51,11 +52,12 @@ def _names(view: View) -> None:
     engine = view.target.engine
     if engine is None:
         return
-    found = [
-        (name, run.source(event))
-        for run, event in view.target.events("args", "model_load")
-        if (name := event.text("model") or engine.parse_args(event.text("text") or "").get("model"))
-    ]
+    found: list[tuple[str, str]] = []
+    for run, event in view.target.events("args", "model_load"):
+        settings = event.fields.get("settings")
+        args = settings if isinstance(settings, Mapping) else engine.parse_args(event.text("text") or "")
+        if name := event.text("model") or args.get("model"):
+            found.append((str(name), run.source(event)))
     if found:
         count = float(len({name for name, _ in found}))
         view.facts.set("model.loaded_names", measured(count, "w", found[0][1]))
