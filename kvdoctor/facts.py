@@ -281,7 +281,7 @@ _ROWS = (
         "bool",
         "t",
         "e",
-        "the server's own log reports a fatal error, the death of a process or a hang, and no work came after it",
+        "the log reports a fatal error, a death or a hang, or its container ended abnormally, and no work came after it",
     ),
     _f(
         "target.hang_reported",

@@ -261,7 +261,7 @@ class _Part:
             self._note(member, "processes", f"could not be read: {parsed.reason}")
             return
         self._note(member, "processes", "ok", parsed.lines, parsed.bad_count)
-        self.usable = self.usable or bool(parsed.processes)
+        self.usable = self.usable or bool(parsed.processes or parsed.usages)
         self.host.processes.append(Timed(member.origin, member.time, parsed))
 
     def _kubectl(self, member: Member, text: str) -> None:

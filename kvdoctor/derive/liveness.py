@@ -325,7 +325,10 @@ def _fits(view: View) -> None:
     wanted, told = limit + waiting, "as many as run and wait"
     per_slot = isinstance(slots, Known) and slots.lo is True
     if not per_slot and usage is not None and usage > 0 and limit * WELL_FILLED / usage < wanted:
-        wanted, told = limit * WELL_FILLED / usage, f"{limit:g} held {usage:.0%} of the pool, {WELL_FILLED:.0%} may be held"
+        wanted, told = (
+            limit * WELL_FILLED / usage,
+            f"{limit:g} held {usage:.0%} of the pool, {WELL_FILLED:.0%} may be held",
+        )
     facts.set("req.limit_fits", estimated(max(math.floor(wanted), limit), "w", "limit, queue and usage", note=told))
 
 

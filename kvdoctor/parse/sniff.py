@@ -43,7 +43,9 @@ _LOGISH = re.compile(
     re.M,
 )
 _DMON = re.compile(r"#\s{0,4}(?:Date,?\s{1,8})?(?:Time,?\s{1,8})?gpu\b")
-_GPUSTAT = re.compile(r"\[\d{1,4}\] [^|]{1,120}\|[ ]{0,8}[\d?]{1,4}['\u00b0]C,[^|]{1,60}\|[ ]{0,8}[\d?]{1,9} / +[\d?]{1,9} MB")
+_GPUSTAT = re.compile(
+    r"\[\d{1,4}\] [^|]{1,120}\|[ ]{0,8}[\d?]{1,4}['\u00b0]C,[^|]{1,60}\|[ ]{0,8}[\d?]{1,9} / +[\d?]{1,9} MB"
+)
 _ONE_COLUMN = re.compile(r"(?:memory|utilization|clocks|power|temperature)\.[a-z_.]{2,60}(?: \[[a-z/%]{1,8}\])?")
 # what Prometheus, or promtool, answers to a query: text of one instant ("NAME{...} => 1 @[1793700000]") or of a range
 _PROMTOOL = re.compile(r"(?:[a-zA-Z_:][\w:]{0,200})?(?:\{[^\n]{0,4000}\})? =>(?: \S{1,40} @\[\d[\d.]{0,20}\])?\s*$")

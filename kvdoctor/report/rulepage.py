@@ -25,7 +25,10 @@ def page(rule: Rule) -> str:
     out.append(f"Severity {rule.severity}; looked at in stage {rule.stage} ({_STAGES[rule.stage]})"
                + (f"; belongs to misdiagnosis {rule.misdiagnosis}: {MISDIAGNOSES[rule.misdiagnosis]}" if rule.misdiagnosis else "") + ".")  # fmt: skip
     if rule.part_of:
-        out += ["", f"A special case of `{rule.part_of}`: a report tells it under that name, in the words of this page."]
+        out += [
+            "",
+            f"A special case of `{rule.part_of}`: a report tells it under that name, in the words of this page.",
+        ]
     out += [
         "",
         f"What people take it for: {rule.looks_like}.",

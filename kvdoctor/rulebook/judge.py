@@ -529,7 +529,7 @@ def _unexplained(facts: FactSet) -> list[Missing]:
     out: list[Missing] = []
     report = facts["target.failure_reported"]
     if isinstance(report, Known) and report.lo is True:
-        why = f"after its last work the server itself reports a failure: {report.note} ({report.source})"
+        why = f"a failure is reported, with no work after it: {report.note} ({report.source})"
         out.append(
             Missing("target.failure_reported", why, "read the lines before that one; add the whole log, and dmesg -T")
         )
