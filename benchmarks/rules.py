@@ -40,7 +40,9 @@ def copies(folder: Path, wanted: int) -> Path:
     for index in range(wanted):
         source = sources[index % len(sources)]
         rule_id, _, name = source.stem.partition("-")
-        text = re.sub(r"(?m)^mutes(_advice)? *= *\[[^\]]*\]", "", source.read_text(encoding="utf-8"))
+        text = re.sub(
+            r'(?m)^(mutes|mutes_advice|part_of) *= *(\[[^\]]*\]|"[^"]*")', "", source.read_text(encoding="utf-8")
+        )
         if index >= len(sources):
             other_id, other_name = f"COPY{index:03d}", f"{name}-{index}"
             text = text.replace(f'id = "{rule_id}"', f'id = "{other_id}"', 1)

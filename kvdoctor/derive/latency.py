@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 
 from kvdoctor.derive.view import Stat, View
 from kvdoctor.facts import Known, Span, Unknown, estimated, worst_how
@@ -150,7 +149,7 @@ def _gaps_of_lines(view: View) -> None:
         alone += one
         beside += other
         if one:
-            calm = statistics.median(gap for gap, _ in one)
+            calm = sorted(gap for gap, _ in one)[len(one) // 2]
             starved += sum(gap > STARVED * calm for gap, _ in other)
     if min(len(alone), len(beside)) < FEWEST_LINES:
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from kvdoctor.derive.latency import STALL_S
 from kvdoctor.derive.load import usage_samples
@@ -12,8 +13,10 @@ from kvdoctor.engines.base import version_key
 from kvdoctor.facts import FACTS as TABLE
 from kvdoctor.facts import Fact, Known, Span, Unknown, bound, combine, estimated, measured
 from kvdoctor.frozen import frozen
-from kvdoctor.parse.iterstats import IterationRow
 from kvdoctor.readings import Histogram
+
+if TYPE_CHECKING:
+    from kvdoctor.parse.iterstats import IterationRow
 
 REPEAT_S = 30.0
 NEAR_TOKENS = 512.0

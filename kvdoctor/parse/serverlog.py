@@ -24,7 +24,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, BinaryIO
 
 from kvdoctor.frozen import frozen
-from kvdoctor.parse import OOM_LITERALS, Unread, logorder
+from kvdoctor.parse import OOM_LITERALS, Unread
 
 if TYPE_CHECKING:
     from kvdoctor.parse.oom import OomMessage
@@ -897,6 +897,8 @@ def scan(
 
 def _oldest_first(pieces: Iterator[bytes], reader: _LogReader, chunk: int) -> tuple[Iterator[bytes], str, list[int]]:
     """A log's pieces with the oldest line first, what was done for it, and the file's line of each line if turned."""
+    from kvdoctor.parse import logorder
+
     taken = _up_to(pieces, logorder.LOOK)
     if not logorder.newest_first(b"".join(taken)[: logorder.LOOK], reader.time_of):
         return itertools.chain(taken, pieces), "", []
