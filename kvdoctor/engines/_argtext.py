@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import re
 
+from kvdoctor.parse.lazy import lazily
+
 LONGEST = 40_000
 """Characters of a configuration dump that are read."""
 
-_FLAG = re.compile(r"(?<![\w-])--([A-Za-z][\w.-]*)(?:[= ]+(?!-)(\"[^\"]*\"|'[^']*'|[^\s\"']+))?")
+_FLAG = lazily(r"(?<![\w-])--([A-Za-z][\w.-]*)(?:[= ]+(?!-)(\"[^\"]*\"|'[^']*'|[^\s\"']+))?")
 # A value that opens a bracket is a nested object: its inner pairs are taken, not the object. Possessive, so that no
 # shorter piece of the object's name is taken either; a name is tried once only, at its beginning, so that a long word
 # costs linear time.
-_NESTED = re.compile(
+_NESTED = lazily(
     r"(?<![\w-])([A-Za-z_][\w-]*+)['\"]?[ \t]*+[=:][ \t]*+"
     r"(?:'([^']*)'|\"([^\"]*)\"|<(?:\w++\.)*+(\w++):[^>]*+>|([^\s,(){}\[\]'\"<=:][^\s,(){}\[\]'\"]*+)(?![(\[{:]))"
 )
-_RUST = re.compile(
+_RUST = lazily(
     r"\b([a-z_][a-z0-9_]*+):\s*(?:Some\(\s*)?(\"(?:[^\"\\]|\\.)*\"|[^\s,(){}\[\]\"]++(?!\s*[({\[]))", re.DOTALL
 )
-_PBTXT = re.compile(r"key:\s*\"(\w+)\"\s*,?\s*value:\s*\{\s*string_value:\s*\"([^\"]*)\"")
+_PBTXT = lazily(r"key:\s*\"(\w+)\"\s*,?\s*value:\s*\{\s*string_value:\s*\"([^\"]*)\"")
 
 
 def flags(text: str) -> dict[str, str]:

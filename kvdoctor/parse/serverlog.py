@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from kvdoctor.frozen import frozen
 from kvdoctor.parse import OOM_LITERALS, Unread
+from kvdoctor.parse.lazy import lazily
 
 if TYPE_CHECKING:
     from kvdoctor.parse.oom import OomMessage
@@ -195,7 +196,7 @@ FOLLOW_LINE = 4_096
 HELD_BYTES = 4 << 20
 SHAPE_BYTES = 8 << 20
 
-_ANSI = re.compile(r"\x1b\[[0-9;?]{0,32}[A-Za-z]|\x1b\][^\x07]{0,256}\x07")
+_ANSI = lazily(r"\x1b\[[0-9;?]{0,32}[A-Za-z]|\x1b\][^\x07]{0,256}\x07")
 _UNITS = {
     "gib": 2.0**30, "gb": 1e9, "mib": 2.0**20, "mb": 1e6, "kib": 1024.0, "kb": 1000.0, "pct": 0.01, "ms": 0.001,
     "us": 1e-6,
@@ -222,48 +223,46 @@ class Line:
     clock: str = ""
 
 
-_CRI = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)) (?:stdout|stderr) [FP] ")
-_COMPOSE = re.compile(r"[A-Za-z0-9][\w.-]{0,80} {0,40}\| ")
+_CRI = lazily(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)) (?:stdout|stderr) [FP] ")
+_COMPOSE = lazily(r"[A-Za-z0-9][\w.-]{0,80} {0,40}\| ")
 # journalctl -o short, short-precise, short-iso, short-full (a zone's name says no offset, but UTC) and short-unix
-_JOURNAL = re.compile(
+_JOURNAL = lazily(
     r"((?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) [ \d]\d \d\d:\d\d:\d\d(?:\.\d{1,6})?|"
     r"(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) )?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d| [A-Z]{3,5})|"
     r"\d{9,11}\.\d{6}) [\w.-]{1,255} [\w@./-]{1,128}\[(\d+)\]: "
 )
-_KUBECTL = re.compile(r"\[pod/[^\]\s]{1,256}\] |pod/[\w.-]{1,253}/[\w.-]{1,63}: ")
-_ISO_LEAD = re.compile(r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)[\t ]+")
+_KUBECTL = lazily(r"\[pod/[^\]\s]{1,256}\] |pod/[\w.-]{1,253}/[\w.-]{1,63}: ")
+_ISO_LEAD = lazily(r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)[\t ]+")
 # container runtimes write nine digits, no engine does
-_NANO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}(?:Z|[+-]\d\d:\d\d) ")
+_NANO = lazily(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}(?:Z|[+-]\d\d:\d\d) ")
 # what stands behind a time stamp that a wrapper put there: a log line with its own time, or one that has none
-_INNER = re.compile(
+_INNER = lazily(
     r"(?:\([^)\n]{1,120}\) )?(?:(?:INFO|WARNING|ERROR|DEBUG|CRITICAL):? {1,5}(?!text_generation|lorax|batch|health)|\[|\{|slot |srv |"
     r"time=|\d{4}[-/]\d\d[-/]\d\d|\(\w{1,64}[^)\n]{0,40} pid=\d)"
 )
-_LOGFMT = re.compile(r'(?:time|ts|t|level|lvl)=\S[^\n]{0,120}?\b(?:msg|message)="((?:[^"\\\n]|\\.){0,60000})"')
-_ESCAPED = re.compile(r'\\(["\\])')
-_GKE_LEVEL = re.compile(
+_LOGFMT = lazily(r'(?:time|ts|t|level|lvl)=\S[^\n]{0,120}?\b(?:msg|message)="((?:[^"\\\n]|\\.){0,60000})"')
+_ESCAPED = lazily(r'\\(["\\])')
+_GKE_LEVEL = lazily(
     r"(?:INFO|WARNING|WARN|ERROR|DEBUG|DEFAULT|CRITICAL|NOTICE) (?=[\[({]|(?:INFO|WARNING|ERROR|DEBUG)\b)"
 )
-_RAY = re.compile(r"\((\w[\w.:]{0,80}) pid=(\d+)(?:, ip=([\d.a-fA-F:]+))?\) ")
-_RAY_REPEAT = re.compile(r"\s*\[repeated (\d+)x across cluster\].{0,200}$")
-_VLLM_RANK = re.compile(r"\((\w{1,64})(?: rank=(\d+))? pid=(\d+)(?:, ip=[\d.a-fA-F:]+)?\)")
-_SGLANG_RANK = re.compile(r"\d\d:\d\d:\d\d(?:[.,]\d+)?((?: (?:DP|TP|PP|EP)\d+)+)\]")
-_PARALLEL = re.compile(r"((?:DP|TP|PP|EP|rank)_?\d+)")
+_RAY = lazily(r"\((\w[\w.:]{0,80}) pid=(\d+)(?:, ip=([\d.a-fA-F:]+))?\) ")
+_RAY_REPEAT = lazily(r"\s*\[repeated (\d+)x across cluster\].{0,200}$")
+_VLLM_RANK = lazily(r"\((\w{1,64})(?: rank=(\d+))? pid=(\d+)(?:, ip=[\d.a-fA-F:]+)?\)")
+_SGLANG_RANK = lazily(r"\d\d:\d\d:\d\d(?:[.,]\d+)?((?: (?:DP|TP|PP|EP)\d+)+)\]")
+_PARALLEL = lazily(r"((?:DP|TP|PP|EP|rank)_?\d+)")
 
 _MONTHS = {
     m: i + 1 for i, m in enumerate(["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"])
 }
-_STAMP = re.compile(
+_STAMP = lazily(
     r"(?P<y>\d{4})[-/](?P<mo>\d\d)[-/](?P<d>\d\d)(?:[T ]| - )(?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)(?P<f>[.,]\d{1,9})?"
     r"(?P<z> ?UTC| ?Z|[+-]\d\d:?\d\d)?"
 )
-_STAMP_US = re.compile(  # TensorRT-LLM: 11/29/2025-13:04:50
+_STAMP_US = lazily(  # TensorRT-LLM: 11/29/2025-13:04:50
     r"(?<!\d)(?P<mo>\d\d)/(?P<d>\d\d)/(?P<y>\d{4})[- ](?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)(?P<f>[.,]\d{1,6})?(?P<z>(?!))?"
 )
-_STAMP_SHORT = re.compile(
-    r"(?<!\d)(?P<mo>\d\d)-(?P<d>\d\d) (?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)(?P<f>[.,]\d{1,6})?(?!\d)"
-)
-_STAMP_SYSLOG = re.compile(
+_STAMP_SHORT = lazily(r"(?<!\d)(?P<mo>\d\d)-(?P<d>\d\d) (?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)(?P<f>[.,]\d{1,6})?(?!\d)")
+_STAMP_SYSLOG = lazily(
     r"\b(?P<mon>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) {1,2}(?P<d>\d{1,2}) (?P<h>\d\d):(?P<mi>\d\d):(?P<s>\d\d)(?P<f>\.\d{1,6})?"
 )
 
@@ -633,8 +632,8 @@ def _in_json(literal: bytes) -> tuple[bytes, bytes]:
 USERS_TEXT = frozenset({"request_in", "request_out"})
 """Events of messages that may quote what a user sent or got."""
 
-_PLAIN_LEFT = re.compile(r"[\w ,:;'\"=/<>!%&~#@-]*\Z")
-_PLAIN_RIGHT = re.compile(r"[\w ,:;'\"=/<>!%&~#@-]*")
+_PLAIN_LEFT = lazily(r"[\w ,:;'\"=/<>!%&~#@-]*\Z")
+_PLAIN_RIGHT = lazily(r"[\w ,:;'\"=/<>!%&~#@-]*")
 
 
 def _compile(template: LogTemplate) -> _Compiled:
@@ -796,7 +795,7 @@ def searchable(edge: bytes) -> bytes:
 
 
 ALIKE = 50
-_ANSI_BYTES = re.compile(_ANSI.pattern.encode())
+_ANSI_BYTES = lazily(_ANSI.pattern.encode())
 
 
 class _Bag:
@@ -1254,7 +1253,7 @@ class _LogReader:
 _NO_FRAMES = USERS_TEXT | {"args", "banner", "stats", "pool", "memory"}
 _TRACE_BEGINS = "Traceback (most recent call last)"
 _TRACE_CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
-_TRACE_LINE = re.compile(
+_TRACE_LINE = lazily(
     r"(?:^|\] |\) )(?:  (?: {2,})?\S|\s*File \"[^\"]{1,400}\", line \d|\s*[\^~]{2,}\s*$|[A-Za-z_][\w.]{0,120}(?:Error|Exception)(?::|$))"
 )
 
@@ -1286,14 +1285,14 @@ def _last_traceback(lines: Sequence[str]) -> list[str]:
 _FAR_ABOVE = 20
 
 MOST_NATIVE_FRAMES = 64
-_NATIVE_FRAME = re.compile(
+_NATIVE_FRAME = lazily(
     rb"[^\n]{0,120}?(?:^|[\s#\"]|\x1b\[[0-9;]{1,12}m)\d{1,3}:?(?:\s|\\t){1,20}(?:/\S{1,300}\(\+?)?0x[0-9a-fA-F]{4,16}\b"
 )
 
 
 _STARTS = r"\s*(?:\(\w[^)\n]{0,80} pid=\d|\[[^\]\n]{0,40}\d\d:\d\d|(?:INFO|WARN(?:ING)?|ERROR|DEBUG|CRITICAL)\b|time=|Traceback "
-_NEW_MESSAGE = re.compile(_STARTS + r"|\d{4}-\d\d-\d\d|\{\")")
-_NEW_MESSAGE_RAW = re.compile((_STARTS + ")").encode())
+_NEW_MESSAGE = lazily(_STARTS + r"|\d{4}-\d\d-\d\d|\{\")")
+_NEW_MESSAGE_RAW = lazily((_STARTS + ")").encode())
 
 
 def _says_more(
@@ -1344,8 +1343,8 @@ def later_year(time: float, years: int) -> float:
 
 # ---------------------------------------------------------------- lines a container runtime split
 
-_CRI_PARTIAL = re.compile(rb"\S{20,40} (?:stdout|stderr) P ")
-_CRI_ANY = re.compile(rb"\S{20,40} (?:stdout|stderr) [FP] ")
+_CRI_PARTIAL = lazily(rb"\S{20,40} (?:stdout|stderr) P ")
+_CRI_ANY = lazily(rb"\S{20,40} (?:stdout|stderr) [FP] ")
 
 
 _Rule = Callable[[bytes], bytes | None]
@@ -1365,7 +1364,7 @@ def _partial_rule(lines: Sequence[bytes]) -> _Rule | None:
 
 
 # journald prints a message with colours or non-ASCII letters as the numbers of its bytes
-_BYTE_ARRAY = re.compile(rb'"MESSAGE" ?: ?\[([\d, ]{1,400000})\]')
+_BYTE_ARRAY = lazily(rb'"MESSAGE" ?: ?\[([\d, ]{1,400000})\]')
 
 
 def _spelled_out(match: re.Match[bytes]) -> bytes:

@@ -7,51 +7,52 @@ import re
 from collections.abc import Iterable
 
 from kvdoctor.parse import OOM_LITERALS
+from kvdoctor.parse.lazy import lazily
 from kvdoctor.parse.serverlog import GENERIC, decode, detect_encoding, plain
 
 HEAD = 65_536
 
-_SAMPLE = re.compile(
+_SAMPLE = lazily(
     r"[a-zA-Z_:][\w:]*(?:\{[^\n]*\})?[ \t]+[-+]?(?:\d[\d.eE+-]*|[Nn]a[Nn]|[Ii]nf)(?:[ \t]+-?\d[\d.]*)?[ \t]*(?:#[^\n]*)?\r?$"
 )
-_METRIC_COMMENT = re.compile(r"# (?:HELP|TYPE|UNIT) [a-zA-Z_:]|# EOF\b")
-_PS_HEADER = re.compile(r"^\s*(?:USER|UID|PID|PPID|STAT|S)\b.*\b(?:CMD|COMMAND|ARGS)\s*$|^\s*PID\b.*\bPPID\b", re.I)
+_METRIC_COMMENT = lazily(r"# (?:HELP|TYPE|UNIT) [a-zA-Z_:]|# EOF\b")
+_PS_HEADER = lazily(r"^\s*(?:USER|UID|PID|PPID|STAT|S)\b.*\b(?:CMD|COMMAND|ARGS)\s*$|^\s*PID\b.*\bPPID\b", re.I)
 # docker stats, kubectl top pod, /proc/PID/status
-_USAGE = re.compile(
+_USAGE = lazily(
     r"(?:CONTAINER|NAME)\b.*\bMEM USAGE / LIMIT\b|(?:NAMESPACE\s+)?(?:POD\s+)?NAME\s+CPU\(cores\)\s+MEMORY\(bytes\)|.*\bVmRSS:\s+\d+ kB"
 )
-_TOP = re.compile(r"top - \d\d?:\d\d:\d\d up ")
-_KERNEL = re.compile(
+_TOP = lazily(r"top - \d\d?:\d\d:\d\d up ")
+_KERNEL = lazily(
     r"NVRM: Xid|oom-kill:|Out of memory: Kill|Memory cgroup out of memory|soft lockup|invoked oom-killer|blocked for more than \d+ seconds"
 )
-_KERNEL_PREFIX = re.compile(r"^(?:<\d+>)?\[\s*\d+\.\d{4,6}\] |^\[(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) |\bkernel: ")
-_KUBECTL = re.compile(
+_KERNEL_PREFIX = lazily(r"^(?:<\d+>)?\[\s*\d+\.\d{4,6}\] |^\[(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) |\bkernel: ")
+_KUBECTL = lazily(
     r"^(?:Name|Namespace|Node|Labels|Annotations|Status|Reference|Metrics|Containers|Scale Target Ref|API Version|Min replicas|Replicas|Scale Target|Metric Type)s?\s*:",
     re.M,
 )
-_LISTED = re.compile(r"(?:NAMESPACE\s+)?NAME\s+REFERENCE\s+TARGETS\s")
-_MANIFEST = re.compile(r"^apiVersion: \S{1,80}\s{0,4}\n(?:.*\n){0,200}?[ -]{0,8}kind: [A-Z]", re.M)
-_CGROUP = re.compile(
+_LISTED = lazily(r"(?:NAMESPACE\s+)?NAME\s+REFERENCE\s+TARGETS\s")
+_MANIFEST = lazily(r"^apiVersion: \S{1,80}\s{0,4}\n(?:.*\n){0,200}?[ -]{0,8}kind: [A-Z]", re.M)
+_CGROUP = lazily(
     r"^(?:anon|file|inactive_file|active_file|total_inactive_file|memory\.(?:current|max|high|stat|events|usage_in_bytes|limit_in_bytes)|oom_kill|cache|rss)[ =:\t]+(?:\d+|max)\b",
     re.M,
 )
-_LONE_NUMBER = re.compile(rb"\s{0,8}(?:\d{1,20}|max)\s{0,8}")
-_CGROUP_FILE = re.compile(r"memory\.(?:current|max|high|peak|swap\.\w{1,8}|usage_in_bytes|limit_in_bytes)$")
-_MEMINFO = re.compile(r"^MemTotal:\s+\d+ kB", re.M)
-_LOGISH = re.compile(
+_LONE_NUMBER = lazily(rb"\s{0,8}(?:\d{1,20}|max)\s{0,8}")
+_CGROUP_FILE = lazily(r"memory\.(?:current|max|high|peak|swap\.\w{1,8}|usage_in_bytes|limit_in_bytes)$")
+_MEMINFO = lazily(r"^MemTotal:\s+\d+ kB", re.M)
+_LOGISH = lazily(
     r"\b(?:INFO|WARN(?:ING)?|ERROR|DEBUG|CRITICAL|FATAL)\b|\d\d:\d\d:\d\d|Traceback \(most recent call last\)|^\S*Error: |level=",
     re.M,
 )
-_DMON = re.compile(r"#\s{0,4}(?:Date,?\s{1,8})?(?:Time,?\s{1,8})?gpu\b")
-_GPUSTAT = re.compile(
+_DMON = lazily(r"#\s{0,4}(?:Date,?\s{1,8})?(?:Time,?\s{1,8})?gpu\b")
+_GPUSTAT = lazily(
     r"\[\d{1,4}\] [^|]{1,120}\|[ ]{0,8}[\d?]{1,4}['\u00b0]C,[^|]{1,60}\|[ ]{0,8}[\d?]{1,9} / +[\d?]{1,9} MB"
 )
-_ONE_COLUMN = re.compile(r"(?:memory|utilization|clocks|power|temperature)\.[a-z_.]{2,60}(?: \[[a-z/%]{1,8}\])?")
+_ONE_COLUMN = lazily(r"(?:memory|utilization|clocks|power|temperature)\.[a-z_.]{2,60}(?: \[[a-z/%]{1,8}\])?")
 # what Prometheus, or promtool, answers to a query: text of one instant ("NAME{...} => 1 @[1793700000]") or of a range
-_PROMTOOL = re.compile(r"(?:[a-zA-Z_:][\w:]{0,200})?(?:\{[^\n]{0,4000}\})? =>(?: \S{1,40} @\[\d[\d.]{0,20}\])?\s*$")
-_ANSWER = re.compile(r'\{\s*"status"\s*:\s*"success"\s*,\s*"data"\s*:\s*\{\s*"resultType"\s*:\s*"(\w{1,20})"')
-_SERIES = re.compile(r'\[\s*\{\s*"metric"\s*:\s*\{')
-_HTML = re.compile(r"^\s*(?:<!doctype html|<html|<head|<\?xml[^>]*>\s*<html)", re.I)
+_PROMTOOL = lazily(r"(?:[a-zA-Z_:][\w:]{0,200})?(?:\{[^\n]{0,4000}\})? =>(?: \S{1,40} @\[\d[\d.]{0,20}\])?\s*$")
+_ANSWER = lazily(r'\{\s*"status"\s*:\s*"success"\s*,\s*"data"\s*:\s*\{\s*"resultType"\s*:\s*"(\w{1,20})"')
+_SERIES = lazily(r'\[\s*\{\s*"metric"\s*:\s*\{')
+_HTML = lazily(r"^\s*(?:<!doctype html|<html|<head|<\?xml[^>]*>\s*<html)", re.I)
 
 
 def is_binary(head: bytes) -> bool:
