@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from corpus import SAMPLES
+from corpus import ROOT, SAMPLES, report_on
 from report_helpers import NOON, action, evidence, full_report, of_sample, report, target, verdict
 from rich.cells import cell_len
 
@@ -290,3 +290,18 @@ def test_one_line_names_verdict_and_target() -> None:
         "undetermined", id="", state="blind", severity="info", stage=9, misdiagnosis=None, confidence="low"
     )
     assert first_line(report(target(main=nothing))) == "UNDETERMINED Title of undetermined on vllm tiny"
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("own-crash-after-calm-vllm", "EngineCore encountered a fatal error"),
+        ("own-standing-queue", "requests wait"),
+        ("own-kv-transfers-waiting", "held up between prefill and decode"),
+    ],
+)
+def test_what_was_seen_and_contradicts_health_comes_before_what_is_not_known(case: str, words: str) -> None:
+    text = " ".join(render(report_on(ROOT / "tests" / "cases" / case), width=100).split())
+    why = text.index("Why Seen, and no rule explains it:")
+    assert why < text.index(words) < text.index("Target")
+    assert f"Not known: {words}" not in text

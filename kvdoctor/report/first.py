@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvdoctor.facts import Known
 from kvdoctor.findings import Report, TargetReport, Verdict, Window
 from kvdoctor.report.doubts import blind_spots, grouped_gaps, listed, needs, undecided
 from kvdoctor.report.marks import more, rank_style, rank_word, rule_words
@@ -69,16 +70,22 @@ def _undetermined(report: Report) -> list[tuple[str, str]]:
     why = "Why"
     if not verdict.missing:
         return [*out, (why, flow(verdict.say) or "Nothing that was read tells enough.")]
+    # a value that is known and still a gap was seen, and contradicts health
+    seen = [gap for gap in verdict.missing if isinstance(fact := target.facts.get(gap.fact), Known) and fact.exact]
+    told = {gap.fact for gap in seen}
+    texts = [f"Seen, and no rule explains it: {'; '.join(flow(gap.reason) for gap in seen)}."] if seen else []
     suspected = [clean(v.rule) for v in undecided(target)[0]]
-    text = ""
     if suspected:
-        text = f"Suspected, not decided: {listed(suspected, 3)}. "
-    gaps = grouped_gaps(verdict.missing)
-    shown = "; ".join(gaps[:MOST_GAPS]) + (f"; and {len(gaps) - MOST_GAPS} more" if len(gaps) > MOST_GAPS else "")
-    out.append((why, f"{text}Not known: {shown}."))
+        texts.append(f"Suspected, not decided: {listed(suspected, 3)}.")
+    gaps = grouped_gaps(gap for gap in verdict.missing if gap.fact not in told)
+    if gaps:
+        more = f"; and {len(gaps) - MOST_GAPS} more" if len(gaps) > MOST_GAPS else ""
+        texts.append(f"Not known: {'; '.join(gaps[:MOST_GAPS])}{more}.")
+    out.append((why, " ".join(texts)))
     for number, need in enumerate(needs([verdict])[:MOST_GAPS]):
-        gives = listed(map(label, need.facts), 3)
-        out.append(("" if number else "Need", f"{sentence(need.hint)[:-1]} (tells {gives})."))
+        unknown = [label(name) for name in need.facts if name not in told]
+        gives = f" (tells {listed(unknown, 3)})" if unknown else ""
+        out.append(("" if number else "Need", f"{sentence(need.hint)[:-1]}{gives}."))
     return out
 
 

@@ -462,13 +462,14 @@ def choose(verdicts: Sequence[Verdict], facts: FactSet) -> Verdict:
         v for v in verdicts if v.state == "suspected" and v.muted_by is None and SEVERITIES.index(v.severity) <= grave
     ]
     looked, gaps = _health(facts)
-    gaps.extend((*_too_few(facts), *_unexplained(facts)))
+    seen = [*_unexplained(facts), *_too_few(facts)]
+    gaps[:0] = seen
     general = [v for v in fired if v.id in GENERAL_VERDICTS]
     if not doubts and not gaps:
         return min(general, key=_rank) if general else _healthy(looked)
     if not doubts and {g.fact for g in gaps} == {"preempt.count"} and _seen_quiet(general, facts):
         return min(general, key=_rank)
-    return _undetermined(doubts, gaps)
+    return _undetermined(doubts, gaps, seen)
 
 
 def _seen_quiet(general: Sequence[Verdict], facts: FactSet) -> bool:
@@ -596,9 +597,11 @@ def _interval(fact: Known) -> str:
     return number(fact.lo) if fact.exact else f"{number(fact.lo)} to {number(fact.hi)}"
 
 
-def _undetermined(doubts: Sequence[Verdict], gaps: Sequence[Missing]) -> Verdict:
+def _undetermined(doubts: Sequence[Verdict], gaps: Sequence[Missing], seen: Sequence[Missing]) -> Verdict:
     missing: dict[str, Missing] = {gap.fact: gap for gap in gaps}
     parts = []
+    if seen:
+        parts.append(f"Seen, and no rule explains it: {'; '.join(gap.reason for gap in seen)}.")
     if doubts:
         names = ", ".join(v.rule for v in sorted(doubts, key=_rank)[:3])
         more = f" and {len(doubts) - 3} more" if len(doubts) > 3 else ""
@@ -606,9 +609,11 @@ def _undetermined(doubts: Sequence[Verdict], gaps: Sequence[Missing]) -> Verdict
         for verdict in sorted(doubts, key=_rank):
             for gap in verdict.missing:
                 missing.setdefault(gap.fact, gap)
-    if missing:
-        few = list(missing.values())[:4]
-        more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
+    told = {gap.fact for gap in seen}
+    unknown = [gap for gap in missing.values() if gap.fact not in told]
+    if unknown:
+        few = unknown[:4]
+        more = f" and {len(unknown) - 4} more" if len(unknown) > 4 else ""
         parts.append(f"Missing: {'; '.join(f'{gap.fact} ({gap.reason})' for gap in few)}{more}.")
     return Verdict(
         rule="undetermined",
