@@ -242,3 +242,14 @@ def test_finished_requests_that_were_not_hit_prove_no_zero() -> None:
 def test_hits_of_as_many_as_were_there_before_prove_nothing() -> None:
     found = pages(sglang_page([0] * 40), sglang_page([0] * 90 + [3] * 6))
     assert isinstance(found["preempt.count"], Unknown)
+
+
+@pytest.mark.parametrize(("scheduled", "least"), [(40, None), (31, 9)])
+def test_without_the_length_of_the_queue_nobody_waiting_is_not_known(scheduled: int, least: float | None) -> None:
+    rows = [json.loads(line) for line in steps(20, pauses=0).splitlines()]
+    for row in rows:
+        del row["numQueuedRequests"]
+        row["inflightBatchingStats"]["numScheduledRequests"] = scheduled
+    found = facts(("iter.jsonl", "\n".join([*map(json.dumps, rows), ""]), None))
+    waiting = found.get("req.waiting_max")
+    assert (waiting.hi if isinstance(waiting, Known) else None) == least

@@ -475,18 +475,18 @@ def _tensor_parallel_rows(group: FactSet, rows: list[BenchRow], origin: str) -> 
     """
     sized = sorted((r for r in rows if r.values.get("tp", 0.0) > 0), key=lambda r: r.values["tp"])
     pairs = [(part[0], part[-1]) for part in _same_load(sized, _ranks)] or [(sized[0], sized[-1])] if sized else []
-    best: tuple[float, BenchRow, BenchRow] | None = None
+    best: tuple[float, float, BenchRow, BenchRow] | None = None
     for a, b in pairs:
-        x, y = _first(a, *_THROUGHPUT), _first(b, *_THROUGHPUT)
-        if a.values["tp"] < b.values["tp"] and _load_ratio(a, b) is not None and x and y is not None and _alike(a, b):
-            best = (y / x, a, b) if best is None or y / x > best[0] else best
+        x, y, load = _first(a, *_THROUGHPUT), _first(b, *_THROUGHPUT), _load_ratio(a, b)
+        if a.values["tp"] < b.values["tp"] and load is not None and x and y is not None and _alike(a, b):
+            best = (y / x, load, a, b) if best is None or y / x > best[0] else best
     if best is None:
         return
-    speedup, a, b = best
+    speedup, load, a, b = best
     source = f"{origin}:{b.line}"
     group.set("group.tp_ratio", measured(b.values["tp"] / a.values["tp"], "c", source))
     group.set("group.tp_speedup", measured(speedup, "w", source))
-    group.set("group.running_ratio", measured(_load_ratio(a, b) or 0.0, "w", source))
+    group.set("group.running_ratio", measured(load, "w", source))
     usage = [u for r in (a, b) if (u := r.values.get("kv_usage")) is not None]
     if len(usage) == 2:
         group.set("group.usage_max", measured(max(usage), "w", source))

@@ -194,8 +194,9 @@ def _queue_samples(view: View, rank: str, role: str, field: str) -> list[Sampled
             if field == "running":
                 value = row.active if idle is None else row.scheduled
             elif idle is not None:
-                # whoever was taken in and is not computed waits for memory as a queued one does
-                value = (row.queued or 0.0) + idle
+                # whoever was taken in and is not computed waits for memory as a queued one does; without the queue's
+                # length that is the least that waits, and none of them is not nobody
+                value = (idle or None) if row.queued is None else row.queued + idle
             else:
                 value = None if row.queued is None else row.queued + (row.paused or 0.0)
             if value is not None:
